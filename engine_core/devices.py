@@ -20,7 +20,7 @@ class DeviceTraits:
         computes_in_order: a step computes its requests in their order, but those of one token
             first, so that one may start from a state that another before it leaves; else beside one
             another.
-        runs_any_module: also models and encoders whose code is torch's own operations.
+        runs_any_module: also encoders, be they a model or a part of one.
         collectives: what ranks exchange tensors by.
     """
 

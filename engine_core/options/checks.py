@@ -8,6 +8,7 @@ from typing import Any
 from engine_core.devices import DeviceTraits, traits_of
 from engine_core.errors import ConfigurationError
 from engine_core.models.config import ModelConfig
+from engine_core.models.config_names import architecture_of
 from engine_core.models.errors import UnsupportedArchitecture
 from engine_core.models.layer_cache import Latent, PagedKeys, State
 from engine_core.models.registry import find_family, read_model_config
@@ -150,6 +151,11 @@ def check_layers(config: Mapping[str, Any], device: DeviceTraits) -> None:
     Raises ConfigurationError: naming the model, the size and the limit."""
     if not device.compiles_kernels:
         return
+    if config.get("is_encoder_decoder"):
+        raise ConfigurationError(
+            f"{architecture_of(config)} is an encoder-decoder model, which runs on a CPU only; run "
+            "with --device cpu"
+        )
     from kernels.interface.recurrence import MOST_KEY_ELEMENTS
     from kernels.triton.device_limits import LARGEST_HEAD
 

@@ -12,8 +12,6 @@ import torch
 from engine_core.devices import DeviceTraits, traits_of
 from engine_core.errors import ConfigurationError
 from engine_core.model_files import ModelFiles
-from engine_core.models.errors import UnsupportedArchitecture
-from engine_core.models.registry import read_model_config
 from engine_core.models.text_part import inner_text
 from engine_core.options.checks import check_device, check_encoder, check_layers
 from engine_core.options.engine import CacheDtypeName, DtypeName, EngineOptions
@@ -120,23 +118,7 @@ def check_model(options: EngineOptions, files: ModelFiles, device: DeviceTraits)
     Raises ConfigurationError: naming the model, the size and the limit."""
     if isinstance(files, PooledFiles) and files.is_encoder:
         check_encoder(options, device)
-    if not device.runs_any_module and runs_through_transformers(options, files.config):
-        raise ConfigurationError(
-            f"{files.name} runs through transformers' model code, which runs on a CPU only here; "
-            "run with --device cpu"
-        )
     check_layers(files.config, device)
-
-
-def runs_through_transformers(options: EngineOptions, config: Mapping[str, Any]) -> bool:
-    """Whether the model of this config.json has no code of ours, or is not to be run by it."""
-    if options.model_impl == "transformers":
-        return True
-    try:
-        read_model_config(config)
-    except UnsupportedArchitecture:
-        return True
-    return False
 
 
 def unseen_gpu(system: Path = Path("/")) -> str:

@@ -85,6 +85,11 @@ class LoadedModel:
         return "float" not in self.weights.split("+")[0]
 
     @property
+    def captures_steps(self) -> bool:
+        """Whether a GPU may replay its steps: transformers' code may wait for the device."""
+        return self.model_impl != "transformers"
+
+    @property
     def computes_in_bytes(self) -> bool:
         """Whether products are of bytes on a CPU, and attention our own."""
         is_own = self.model_impl != "transformers"
@@ -151,9 +156,11 @@ def load_any_model(
         max_seq_length=None if pooled is None else pooled.max_seq_length,
         collectives=collectives,
     )
-    if options.batch_invariant and loaded.traits.packs_weights and not loaded.is_packed:
+    has_products_of_torch = loaded.traits.packs_weights and not loaded.is_packed
+    if options.batch_invariant and (has_products_of_torch or used_impl == "transformers"):
         raise ConfigurationError(
-            f"--batch-invariant on a CPU: {architecture} in {numbers.name} "
+            f"--batch-invariant on a {'CPU' if loaded.traits.is_host else 'GPU'}: {architecture} "
+            f"in {numbers.name} "
             f"({used_impl} code) has products that torch computes, in an order that depends on the "
             "batch; leave the option out, or use --dtype float32 and a model with native code"
         )
@@ -337,10 +344,10 @@ def _load_through_transformers(
             f"--quantization {options.quantization} has no effect on transformers' model code, "
             f"which {files.name} needs or --model-impl asks for; leave it out"
         )
-    if not traits_of(ops.device).runs_any_module:
-        raise StartupError(
-            f"{files.name} has no native code, and transformers' model code runs on a CPU only "
-            "here; run with --device cpu"
+    if options.capture_at_start:
+        raise ConfigurationError(
+            f"--capture-at-start has no effect on {files.name}, whose model code is transformers': "
+            "no CUDA graph is captured of it; leave it out"
         )
     if not files.path.is_dir():
         raise ConfigurationError(

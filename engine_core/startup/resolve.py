@@ -235,7 +235,7 @@ def resolve_config(runner: RunnerSpec, files: ModelFiles, *, address: str) -> En
         load_format=options.load_format,
         batch_invariant=options.batch_invariant,
         capture_at_start=options.capture_at_start,
-        enforce_eager=options.enforce_eager,
+        enforce_eager=not runner.uses_graphs,
         num_threads=loaded.ops.num_threads,
         block_size=options.block_size,
         num_blocks=num_blocks,

@@ -48,6 +48,11 @@ class RunnerSpec:
     scheduler: SchedulerConfig
     on_device: bool
 
+    @property
+    def uses_graphs(self) -> bool:
+        """Whether a GPU captures and replays CUDA graphs of steps."""
+        return self.loaded.captures_steps and not self.options.enforce_eager
+
     def build(
         self,
         *,
@@ -75,7 +80,7 @@ class RunnerSpec:
                 config,
                 steps=device_step_operations(device),
                 queue=CudaQueue(device),
-                use_graphs=not self.options.enforce_eager,
+                use_graphs=self.uses_graphs,
             )
         except ValueError as error:
             if not self.on_device:
@@ -88,7 +93,7 @@ class RunnerSpec:
     def warm_up(self, runner: Runner) -> None:
         """Launch everything that a plan may ask for, so that nothing is compiled while serving."""
         if isinstance(runner, GPUModelRunner):
-            if self.options.enforce_eager:
+            if not self.uses_graphs:
                 logger.info("no CUDA graphs: every step is launched kernel by kernel")
             runner.warm_up(capture_at_start=self.options.capture_at_start)
 

@@ -67,7 +67,7 @@ def record_attention(body: CausalBody, token_ids_T: torch.Tensor) -> list[Attent
     calls: list[AttentionCall] = []
     token = _target.set(calls)
     try:
-        positions_T = torch.arange(len(token_ids_T))
+        positions_T = torch.arange(len(token_ids_T), device=token_ids_T.device)
         body.hidden_states(token_ids_T, position_ids=positions_T[None], use_cache=False)
     finally:
         _target.reset(token)
@@ -285,7 +285,7 @@ class PerRequestModel(_SplitModel):
         return self._body.hidden_states(
             token_ids_Q,
             given=None if context.given is None else context.given.part(start, stop),
-            attention_mask=torch.ones(1, num_tokens, dtype=torch.int64),
+            attention_mask=torch.ones(1, num_tokens, dtype=torch.int64, device=token_ids_Q.device),
             position_ids=positions_Q[None],
             cache=Cache(layers=layers),
             use_cache=True,

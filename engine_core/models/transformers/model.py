@@ -60,6 +60,7 @@ def load_transformers_model(
     if model._can_set_experts_implementation():
         # the reference's; the grouped product needs rows of whole 16 bytes on a CPU
         model.set_experts_implementation("eager")
+    model.to(ops.device)
     with torch.inference_mode():
         return _make_runnable(model, dtype, ops)
 

@@ -3,9 +3,11 @@ paged cache: an unknown architecture is used only after its logits were the same
 mixed batch, over shuffled blocks."""
 
 import inspect
+import itertools
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -76,7 +78,8 @@ class CausalBody:
         model fails, or computes something else."""
         try:
             rows_TE = self.model.get_input_embeddings()(token_ids_T)
-            given = GivenRows(torch.arange(len(token_ids_T)), rows_TE.clone())
+            places = torch.arange(len(token_ids_T), device=token_ids_T.device)
+            given = GivenRows(places, rows_TE.clone())
             hidden_TE = self.hidden_states(token_ids_T, given=given, use_cache=False)
             is_same = torch.equal(hidden_TE, self.hidden_states(token_ids_T, use_cache=False))
         except Exception:  # code of others, for any of 190 architectures
@@ -85,7 +88,7 @@ class CausalBody:
 
     def logits(self, hidden_RE: torch.Tensor) -> torch.Tensor:
         """Run what follows the body -> float32 logits_RV."""
-        token_ids_1R = torch.zeros(1, hidden_RE.shape[0], dtype=torch.int64)
+        token_ids_1R = hidden_RE.new_zeros(1, hidden_RE.shape[0], dtype=torch.int64)
         with self._answering(self._output_type(last_hidden_state=hidden_RE[None])):
             output = self.model(input_ids=token_ids_1R, use_cache=False)
         logits_1RV: torch.Tensor = output.logits
@@ -177,7 +180,8 @@ def run_reference(model: Any) -> Reference:
     # some models hide padding from themselves
     ids = ids[ids != (getattr(config, "pad_token_id", None) or 0)]
     token_ids = tuple(
-        ids[torch.randint(len(ids), (length,), generator=generator)] for length in _SEQUENCE_LENS
+        ids[torch.randint(len(ids), (length,), generator=generator)].to(model.device)
+        for length in _SEQUENCE_LENS
     )
     body, output = run_and_find_body(model, token_ids[0])
     layers = _read_cache(model, getattr(output, _CACHE, getattr(output, _CACHE_BEFORE, None)))
@@ -225,11 +229,11 @@ def largest_difference(
     for counts in _STEPS:
         spans = [(row, num_computed[row], num_computed[row] + n) for row, n in counts.items()]
         context = ForwardContext(
-            kv_caches=caches, metadata=_plan(model.spec, spans, planners), ops=ops
+            kv_caches=caches, metadata=_plan(model.spec, spans, planners, ops.device), ops=ops
         )
         hidden_TE = model.forward(
             torch.cat([reference.token_ids[row][start:stop] for row, start, stop in spans]),
-            torch.cat([torch.arange(start, stop) for _, start, stop in spans]),
+            torch.cat([torch.arange(start, stop, device=ops.device) for _, start, stop in spans]),
             context,
         )
         expected_TV = torch.cat([reference.logits[row][start:stop] for row, start, stop in spans])
@@ -278,7 +282,9 @@ def _plan(
     spec: ModelSpec,
     spans: Sequence[tuple[int, int, int]],
     planners: dict[LayerCache, AttentionPlanner],
+    device: torch.device,
 ) -> list[AttentionMetadata]:
+    as_int32 = partial(torch.tensor, dtype=torch.int32, device=device)
     slots = [
         _BLOCK_TABLES[row][position // _BLOCK_SIZE] * _BLOCK_SIZE + position % _BLOCK_SIZE
         for row, start, stop in spans
@@ -288,12 +294,10 @@ def _plan(
     # none is called a decode: a backend takes any order then
     by_kind = {
         keys: planner.plan(
-            query_start_loc_R1=torch.tensor([0, *lengths], dtype=torch.int32).cumsum(0).int(),
-            seq_lens_R=torch.tensor([stop for _, _, stop in spans], dtype=torch.int32),
-            block_table_RM=torch.tensor(
-                [_BLOCK_TABLES[row] for row, _, _ in spans], dtype=torch.int32
-            ),
-            slot_mapping_T=torch.tensor(slots, dtype=torch.int64),
+            query_start_loc_R1=as_int32([0, *itertools.accumulate(lengths)]),
+            seq_lens_R=as_int32([stop for _, _, stop in spans]),
+            block_table_RM=as_int32([_BLOCK_TABLES[row] for row, _, _ in spans]),
+            slot_mapping_T=torch.tensor(slots, dtype=torch.int64, device=device),
             num_decodes=0,
             num_decode_tokens=0,
         )
