@@ -107,6 +107,11 @@ class PooledFiles:
                 f"{files.name} attends in both directions (is_causal is false), which is not "
                 "supported for decoders; serve another model"
             )
+        if "jina_task" in options.overrides and not files.config.get("lora_adaptations"):
+            raise ConfigurationError(
+                f"--hf-overrides: jina_task is of jina-embeddings v3, {files.name} has no tasks; "
+                "omit it"
+            )
         self._taken: dict[str, WeightPart] = {}
 
     @property

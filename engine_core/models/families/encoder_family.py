@@ -3,7 +3,6 @@ training (which embed as the bare one), for sequences and for tokens."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import replace
-from types import MappingProxyType
 
 from engine_core.models.config_fields import ConfigFields
 from engine_core.models.encoders.encoder_configs import EncoderConfig, HeadConfig, token_head
@@ -28,8 +27,8 @@ def encoder_family(
     *,
     base: str,
     unused: tuple[str, ...],
-    layers: Mapping[str, str] = MappingProxyType({}),
-    renamed: Mapping[str, str] = MappingProxyType({}),
+    layers: Mapping[str, str] | None = None,
+    renamed: Mapping[str, str] | None = None,
 ) -> tuple[Family, ...]:
     """
     Args:
@@ -39,10 +38,12 @@ def encoder_family(
         layers: what checkpoints have before a layer's number, to what the model has.
         renamed: ends of modules' names in checkpoints, to those that the model has.
     """
-    of_layers = tuple((start + old, new) for old, new in layers.items() for start in (base, ""))
+    of_layers = tuple(
+        (start + old, new) for old, new in (layers or {}).items() for start in (base, "")
+    )
     suffixes = tuple(
         (f"{old}.{kind}", f"{new}.{kind}")
-        for old, new in renamed.items()
+        for old, new in (renamed or {}).items()
         for kind in ("weight", "bias")
     )
 

@@ -270,6 +270,10 @@ def test_a_prompt_that_makes_steps_fail_ends_alone(folder):
             "--max-num-batched-tokens is 63, and an encoder computes a prompt of up to 64 tokens",
         ),
         ({"max_model_len": 65}, "--max-model-len is 65, the model was made for 64"),
+        (
+            {"pooling": PoolingOptions(hf_overrides='{"jina_task": "separation"}')},
+            "jina_task is of jina-embeddings v3, .* has no tasks; omit it",
+        ),
         ({"pooling": PoolingOptions(runner="generate")}, "--runner generate: BertModel has no"),
     ],
 )

@@ -55,12 +55,8 @@ def read_rotated(fields: ConfigFields, *, theta: float, packed: str) -> EncoderC
 
 
 def read_gte(fields: ConfigFields) -> EncoderConfig:
-    refuse_unless(
-        fields,
-        position_embedding_type="rope",
-        layer_norm_type="layer_norm",
-        logn_attention_scale=False,
-    )
+    refuse_unless(fields, position_embedding_type="rope", layer_norm_type="layer_norm")
+    refuse_unless(fields, logn_attention_scale=False)
     fields = fields.with_defaults({"vocab_size": 250_048})
     gte = read_rotated(fields, theta=160_000.0, packed="attention.qkv_proj")
     size = gte.intermediate_size

@@ -20,12 +20,12 @@ _FIRST_SPELLING = {
 }
 """Fields of a config.json, and what the first code calls them. Its `n_positions` is beyond what a
 model was trained for, which other angles reach."""
-_DEFAULTS = {
-    "hidden_act": "silu",
-    "max_position_embeddings": 2048,
-    "type_vocab_size": 2,
-    "vocab_size": 30_528,
-}
+_DEFAULTS = {"hidden_act": "silu", "max_position_embeddings": 2048, "type_vocab_size": 2}
+_DEFAULTS |= {"vocab_size": 30_528}
+_OFF = (
+    *("qkv_proj_bias", "mlp_fc1_bias", "mlp_fc2_bias", "use_rms_norm", "causal"),
+    *("parallel_block", "prenorm", "rotary_emb_interleaved", "moe_every_n_layers"),
+)
 _GATES = {"swiglu": "silu", "geglu": "gelu"}
 
 
@@ -39,15 +39,8 @@ def read_nomic_bert(fields: ConfigFields) -> EncoderConfig:
     given["hidden_act"] = _GATES.get(gate)
     known = {name: value for name, value in given.items() if value is not None}
     fields = fields.with_defaults(_DEFAULTS | known)
-    no = dict.fromkeys(
-        (
-            *("causal", "parallel_block", "prenorm", "rotary_emb_interleaved", "use_rms_norm"),
-            *("qkv_proj_bias", "mlp_fc1_bias", "mlp_fc2_bias"),
-        ),
-        False,
-    )
-    refuse_unless(fields, **no, moe_every_n_layers=0, rotary_emb_fraction=1.0)
-    refuse_unless(fields, rotary_emb_scale_base=None)
+    refuse_unless(fields, **dict.fromkeys(_OFF, False))
+    refuse_unless(fields, rotary_emb_fraction=1.0, rotary_emb_scale_base=None)
     nomic = read_rotated(fields, theta=1000.0, packed="attn.Wqkv")
     refuse_unless(fields, head_dim=nomic.spec.keys_of(0).key_size)
     return replace(nomic, attention_bias=False, down_bias=False)

@@ -11,32 +11,27 @@ from engine_core.models.families.encoders.bert import read_roberta, roberta_head
 from engine_core.models.rotary_config import read_rotary
 
 _QKV = ("query", "key", "value")
-_JINA = {
+_JINA: dict[str, float] = {
     "hidden_size": 1024,
     "intermediate_size": 4096,
-    "layer_norm_eps": 1e-5,
-    "max_position_embeddings": 8194,
     "num_attention_heads": 16,
-    "num_hidden_layers": 24,
-    "type_vocab_size": 1,
-    "vocab_size": 250_002,
 }
+_JINA |= {"num_hidden_layers": 24, "max_position_embeddings": 8194, "layer_norm_eps": 1e-5}
+_JINA |= {"type_vocab_size": 1, "vocab_size": 250_002, "rope_theta": 20_000.0}
 """Fields of a JinaEmbeddingsV3Config that a config.json may leave out."""
-_JINA_FIRST = {
+_RENAMED = {
     "emb_ln": "embeddings.LayerNorm",
     "mixer.out_proj": "attention.output.dense",
     "norm1": "attention.output.LayerNorm",
     "mlp.fc1": "intermediate.dense",
     "mlp.fc2": "output.dense",
     "norm2": "output.LayerNorm",
-}
-"""Modules of Jina's own code of XLM-R."""
-_JINA_TODAY = {
     **{f"self_attn.{name[0]}_proj": f"attention.self.{name}" for name in _QKV},
     "self_attn.o_proj": "attention.output.dense",
     "post_attention_layernorm": "attention.output.LayerNorm",
     "post_mlp_layernorm": "output.LayerNorm",
 }
+"""Modules of Jina's own code of XLM-R, then those of transformers', to XLM-R's."""
 
 
 def _packed(encoder: EncoderConfig) -> EncoderConfig:
@@ -46,7 +41,7 @@ def _packed(encoder: EncoderConfig) -> EncoderConfig:
 
 def read_jina(fields: ConfigFields) -> EncoderConfig:
     """XLM-R with rotation in the place of embedded positions."""
-    fields = fields.with_defaults(_JINA | {"rope_theta": 20_000.0})
+    fields = fields.with_defaults(_JINA)
     jina = _packed(read_roberta(fields.with_values({"position_embedding_type": None}), first=0))
     rotary = read_rotary(fields, head_size=jina.spec.keys_of(0).key_size)
     return replace(
@@ -91,6 +86,6 @@ FAMILIES = tuple(
         base="roberta.",
         unused=("pooler.", "lm_head.", "classifier."),
         layers={"encoder.layers.": "encoder.layer.", "layers.": "encoder.layer."},
-        renamed=_JINA_FIRST | _JINA_TODAY,
+        renamed=_RENAMED,
     )
 )
