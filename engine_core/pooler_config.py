@@ -2,6 +2,7 @@
 
 import dataclasses
 import enum
+from collections.abc import Sequence
 
 from protocol.errors import InvalidParameter
 from protocol.pooling import MAX_POOLED_VALUES, PoolingParams, PoolingTask
@@ -31,6 +32,9 @@ class PoolerConfig:
         num_labels: 0: the model has no head.
         label_activation: "softmax", "sigmoid" or "identity".
         returned_token_ids: labels that are answered, by index; empty: all.
+        special_token_ids: the first and the last one of a prompt, where a label of a token is its
+            weight (BGE-M3): [tokens], without both. Vectors of tokens are without the first. None:
+            labels of tokens are [tokens, labels], and of all.
         matryoshka_dimensions: lengths that vectors may be cut to; empty: any. None: none.
     """
 
@@ -44,6 +48,7 @@ class PoolerConfig:
     label_activation: str = "softmax"
     step_tag_id: int | None = None
     returned_token_ids: tuple[int, ...] = ()
+    special_token_ids: tuple[int, int] | None = None
     matryoshka_dimensions: tuple[int, ...] | None = None
 
     def pooling_type(self, params: PoolingParams) -> PoolingType:
@@ -53,6 +58,14 @@ class PoolerConfig:
     def needs_all_states(self, params: PoolingParams) -> bool:
         """Whether hidden states of cached tokens would be missed."""
         return self.pooling_type(params) is not PoolingType.LAST
+
+    def answered_tokens(self, params: PoolingParams, token_ids: Sequence[int]) -> slice:
+        """The tokens of a prompt that an answer has a row for."""
+        if self.special_token_ids is None:
+            return slice(None)
+        first, last = self.special_token_ids
+        start, stop = int(token_ids[0] == first), len(token_ids)
+        return slice(start, stop - int(params.task.has_head and token_ids[-1] == last))
 
     def num_held_values(self, params: PoolingParams, num_tokens: int) -> int:
         """Numbers that a prompt of that many tokens holds until it is computed."""

@@ -22,7 +22,7 @@ from protocol.pooling import PoolingTask
 
 
 class PoolingOutput(msgspec.Struct):
-    """`data`: a vector, or a list of them, one a token."""
+    """`data`: a vector, or a list of them, one a token; of BGE-M3's weights, a number a token."""
 
     data: list[Any]
 
@@ -133,7 +133,8 @@ class PoolingCalls(EngineClient):
         outputs = []
         for each in found:
             rows = _rows(each)
-            data: list[Any] = rows if task.of_tokens else rows[0]
+            has_rows = each.pooled is not None and len(each.pooled.shape) > 1
+            data: list[Any] = rows if has_rows else rows[0]
             outputs.append(_answer(PoolingRequestOutput, each, PoolingOutput(data)))
         return outputs
 

@@ -23,7 +23,7 @@ class PoolingTask(enum.StrEnum):
     CLASSIFY = "classify"
     """[labels]."""
     TOKEN_CLASSIFY = "token_classify"
-    """[tokens, labels]; of a step reward model, [steps, labels]."""
+    """[tokens, labels]; of a step reward model, [steps, labels]; of BGE-M3, weights of [tokens]."""
     SCORE = "score"
     """A score of a text or a pair, [1]."""
 
@@ -71,9 +71,8 @@ class Pooled(Message, frozen=True):
 
     def rows(self) -> list[list[float]]:
         """Its one or two dimensions as rows; a vector is one row."""
-        width = self.shape[-1]
-        size = 4 * width
+        width, num_rows = self.shape[-1], self.shape[0] if len(self.shape) > 1 else 1
         return [
-            list(struct.unpack_from(f"<{width}f", self.data, start))
-            for start in range(0, len(self.data), size)
+            list(struct.unpack_from(f"<{width}f", self.data, 4 * width * row))
+            for row in range(num_rows)
         ]

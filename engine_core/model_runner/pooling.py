@@ -59,11 +59,13 @@ class Pooler:
     Attributes:
         head: hidden state to labels; empty: there are none.
         projection: hidden state to vector; mostly empty.
+        token_projection: a token's state to its vector; None: `projection`.
     """
 
     config: PoolerConfig
     head: Sequence[Callable[[Float32Array], Float32Array]] = ()
     projection: Sequence[Callable[[Float32Array], Float32Array]] = ()
+    token_projection: Sequence[Callable[[Float32Array], Float32Array]] | None = None
 
     def is_mean_direction(self, params: PoolingParams) -> bool:
         """Whether the answer is the mean of the states, over its length, and nothing else."""
@@ -80,7 +82,10 @@ class Pooler:
 
     def answer(self, params: PoolingParams, x_E: Float32Array) -> Float32Array:
         """The answer for one state [E], or for tokens [N, E]."""
-        for layer in self.head if params.task.has_head else self.projection:
+        layers = self.head if params.task.has_head else self.projection
+        if params.task is PoolingTask.TOKEN_EMBED and self.token_projection is not None:
+            layers = self.token_projection
+        for layer in layers:
             x_E = layer(x_E)
         is_active = self._is_active(params)
         if not params.task.has_head:
@@ -91,7 +96,8 @@ class Pooler:
             return x_E
         if self.config.returned_token_ids and params.task is PoolingTask.TOKEN_CLASSIFY:
             x_E = x_E[..., list(self.config.returned_token_ids)]
-        return ACTIVATIONS[self.config.label_activation](x_E) if is_active else x_E
+        x_E = ACTIVATIONS[self.config.label_activation](x_E) if is_active else x_E
+        return x_E if self.config.special_token_ids is None else x_E[..., 0]
 
 
 class PromptStates:
@@ -102,6 +108,7 @@ class PromptStates:
         self._params = params
         self._kind = pooler.config.pooling_type(params)
         self.num_tokens = len(token_ids)
+        self._answered = pooler.config.answered_tokens(params, token_ids)
         self._is_wanted: npt.NDArray[np.bool_] | None = None
         if self._kind is PoolingType.STEP and pooler.config.step_tag_id is not None:
             self._is_wanted = np.asarray(token_ids) == pooler.config.step_tag_id
@@ -134,7 +141,7 @@ class PromptStates:
         x_NE = self._parts[0] if len(self._parts) == 1 else np.concatenate(self._parts)
         if self._kind is PoolingType.MEAN:
             x_NE = np.divide(x_NE, self.num_tokens, dtype=np.float32)
-        states = x_NE if self._params.task.of_tokens else x_NE[0]
+        states = x_NE[self._answered] if self._params.task.of_tokens else x_NE[0]
         with np.errstate(all="ignore"):  # what is not finite is told to the request
             pooled = self._pooler.answer(self._params, states)
         return np.ascontiguousarray(pooled, np.float32)

@@ -16,6 +16,7 @@ from engine_core.model_files import ModelFiles, TokenizerFiles
 from engine_core.model_files.hf_folder import token_id
 from engine_core.model_files.json_file import read_json_object_if_present
 from engine_core.models.config_names import size_in
+from engine_core.models.families.encoders.bge_m3 import BGE_M3
 from engine_core.models.families.table import ENCODER_STEMS
 from engine_core.options.pooling import PoolingOptions
 from engine_core.pooler_config import PoolerConfig, PoolingType
@@ -188,6 +189,8 @@ class PooledFiles:
         projection = self._projection()
         size = model.spec.hidden_size
         if self.convert != "classify":
+            if self._architecture == BGE_M3:
+                return self._bge_m3_pooler(size)
             config = self._pooler_config(size, 0, PoolingType.MEAN)
             return Pooler(_sized(config, projection), (), projection)
         if not isinstance(model, Encoder) or model.head is None:
@@ -203,6 +206,24 @@ class PooledFiles:
             tasks = (PoolingTask.CLASSIFY,)
             tasks += (PoolingTask.SCORE,) * (head.num_labels == 1)
         return Pooler(dataclasses.replace(config, tasks=tasks), [model.label], projection)
+
+    def _bge_m3_pooler(self, size: int) -> "Pooler":
+        """The first token's vector, and by files of its own weights and vectors of tokens."""
+        from engine_core.model_runner.pooling import Pooler
+
+        weights, vectors = (
+            _linear_layer(self.path, (f"{name}_linear.pt",), "", "identity")
+            for name in ("sparse", "colbert")
+        )
+        special = self.config.get("bos_token_id", 0), self.config.get("eos_token_id", 2)
+        config = dataclasses.replace(
+            self._pooler_config(size, 0, PoolingType.CLS),
+            tasks=(PoolingTask.EMBED, PoolingTask.TOKEN_EMBED, PoolingTask.TOKEN_CLASSIFY),
+            num_labels=1,
+            label_activation="relu",
+            special_token_ids=special,
+        )
+        return Pooler(config, [weights], (), [vectors])
 
     def _pooler_config(
         self, embedding_size: int, num_labels: int, default: PoolingType = PoolingType.LAST
@@ -394,21 +415,19 @@ def _sized(config: PoolerConfig, projection: "list[DenseLayer]") -> PoolerConfig
 
 
 def _dense_module(folder: Path) -> "DenseLayer":
-    from safetensors.torch import load_file
+    config = read_json_object_if_present(folder / "config.json")
+    activation = _activation(config.get("activation_function") or "Tanh")
+    return _linear_layer(folder, ("model.safetensors", "pytorch_model.bin"), "linear.", activation)
 
+
+def _linear_layer(
+    folder: Path, names: tuple[str, ...], prefix: str, activation: str
+) -> "DenseLayer":
+    from engine_core.model_files.linear_file import read_linear
     from engine_core.model_runner.pooling import DenseLayer
 
-    config = read_json_object_if_present(folder / "config.json")
-    file = folder / "model.safetensors"
-    tensors = load_file(file) if file.is_file() else {}
-    if "linear.weight" not in tensors:
-        raise StartupError(f"{file} with linear.weight is not there; save the model again")
-    bias = tensors.get("linear.bias")
-    return DenseLayer(
-        tensors["linear.weight"].float().numpy(),
-        None if bias is None else bias.float().numpy(),
-        _activation(config.get("activation_function") or "Tanh"),
-    )
+    weight, bias = read_linear(folder, names, prefix)
+    return DenseLayer(weight.numpy(), None if bias is None else bias.numpy(), activation)
 
 
 def _activation(name: str) -> str:

@@ -1,6 +1,7 @@
 """Encoders from their folder through start-up, scheduler and runner, against transformers."""
 
 import dataclasses
+import shutil
 
 import numpy as np
 import pytest
@@ -10,6 +11,7 @@ from engine_loop import EngineLoop
 
 from engine_core.errors import ConfigurationError, StartupError
 from engine_core.kv_cache import KVCacheManager
+from engine_core.model_files import BrokenModelFile, ModelNotFound
 from engine_core.options.adapters import AdapterOptions
 from engine_core.options.engine import EngineOptions
 from engine_core.options.pooling import PoolingOptions
@@ -204,6 +206,40 @@ def test_labels_of_tokens(folder):
     with torch.inference_mode():
         expected = model(torch.tensor([prompt])).logits[0]
     torch.testing.assert_close(answer(loop, "r"), expected, atol=1e-4, rtol=0)
+
+
+def test_bge_m3_has_weights_and_vectors_of_tokens_beside_the_texts_vector(folder, tmp_path):
+    path = shutil.copytree(
+        folder("XLMRobertaModel", bos_token_id=0, eos_token_id=2), tmp_path / "m"
+    )
+    options = {"hf_overrides": '{"architectures": ["BgeM3EmbeddingModel"]}'}
+    with pytest.raises(ModelNotFound, match=r"has no sparse_linear\.pt; copy the file"):
+        start(path, pooling=PoolingOptions(**options))
+    heads = {"sparse": torch.nn.Linear(48, 1), "colbert": torch.nn.Linear(48, 20)}
+    for name, head in heads.items():
+        torch.save(head.state_dict(), path / f"{name}_linear.pt")
+    loop, _ = start(path, pooling=PoolingOptions(**options))
+    tasks = [PoolingTask.EMBED, PoolingTask.TOKEN_EMBED, PoolingTask.TOKEN_CLASSIFY]
+    assert list(loop.runner.config.pooler.config.tasks) == tasks
+    for ids in ([0, 9, 7, 9, 40, 2], [9, 7], [0, 2]):
+        for task in tasks:
+            ask(loop, f"{task} {ids}", ids, PoolingParams(task=task))
+        loop.finish()
+        model = transformers.XLMRobertaModel.from_pretrained(path).eval()
+        with torch.inference_mode():
+            states = model(torch.tensor([ids])).last_hidden_state[0]
+            first, last = int(ids[0] == 0), len(ids) - int(ids[-1] == 2)
+            weights = heads["sparse"](states)[first:last, 0].relu()
+            vectors = torch.nn.functional.normalize(heads["colbert"](states[first:]), dim=1)
+        wanted = torch.nn.functional.normalize(states[0], dim=0), vectors, weights
+        for task, each in zip(tasks, wanted, strict=True):
+            torch.testing.assert_close(answer(loop, f"{task} {ids}"), each, atol=1e-4, rtol=0)
+        rows = loop.pooled[f"{tasks[-1]} {ids}"].rows()
+        torch.testing.assert_close(torch.tensor(rows), weights[None], atol=1e-4, rtol=0)
+    for wrong in ({"weight": torch.ones(3)}, {"weight": torch.ones(1, 48), "x": print}, {}):
+        torch.save(wrong, path / "sparse_linear.pt")
+        with pytest.raises(BrokenModelFile, match=r"_linear\.pt is not one layer.*get it again"):
+            start(path, pooling=PoolingOptions(**options))
 
 
 def test_the_more_urgent_is_first_and_an_aborted_one_is_not_computed(folder):
