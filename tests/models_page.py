@@ -34,7 +34,7 @@ are in [multimodal.md](multimodal.md). Texts that a config.json does not name ar
 _REST = """
 ## Everything else
 Other decoder-only models of transformers run through its modelling code over this engine's paged
-attention (OPT, GPT-2, Phi, Falcon ...); slower, without ranks, untried on a GPU. Encoder-decoder models:
+attention (OPT, GPT-2, Phi, Falcon ...); slower, without ranks, untried on a GPU. Encoder-decoders:
 [encoder_decoder.md](encoder_decoder.md). Refused by name: Mamba-1 (Jamba), attention in chunks
 (Llama 4), keys chosen by an indexer (DeepSeek V3.2, GLM-5).
 """

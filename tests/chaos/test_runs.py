@@ -15,7 +15,7 @@ from tests.chaos.processes import MARK, is_gone, marked_processes
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
 ROOT = Path(__file__).parents[2]
-SIX_CLIENTS = ("--processes", 3, "--clients-per-process", 2, "--cases", 18)
+SIX_CLIENTS = ("--processes", 3, "--clients-per-process", 2, "--cases", 9)
 
 
 def start(module, *options, **variables):
@@ -38,7 +38,7 @@ def run(module, *options):
 
 
 def test_a_short_chaos_loses_nothing():
-    document = run("run", "--time", 10, "--min-faults", 4, "--seed", 4, *SIX_CLIENTS)
+    document = run("run", "--time", 6, "--min-faults", 4, "--seed", 4, *SIX_CLIENTS)
     assert document["tokens_compared"] > 100
     assert sum(document["faults_of_the_daemon"].values()) >= 4
     assert sum(document["faults_of_client_processes"].values()) >= 1
@@ -66,7 +66,7 @@ def test_a_killed_driver_leaves_no_process():
 
 def test_a_short_soak_grows_by_nothing(tmp_path):
     document = run(
-        "soak", "--time", 8, "--processes", 2, "--clients-per-process", 3, "--cases", 18,
+        "soak", "--time", 5, "--processes", 2, "--clients-per-process", 3, "--cases", 9,
         "--num-blocks", 300, "--requests-per-client", 5, "--picture", tmp_path / "soak.svg",
     )  # fmt: skip
     quantities = {(row["process"], row["quantity"]) for row in document["growth"]}

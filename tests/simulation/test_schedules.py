@@ -9,7 +9,7 @@ from tests.simulation.settings import only
 _CHUNK = 125
 
 
-@pytest.mark.parametrize("chunk", range(examples(1000) // _CHUNK or 1))
+@pytest.mark.parametrize("chunk", range(examples(600) // _CHUNK or 1))
 def test_every_request_ends_once_with_the_models_tokens(chunk):
     reports = [run_schedule(seed) for seed in range(chunk * _CHUNK, (chunk + 1) * _CHUNK)]
     assert sum(report.num_finished for report in reports) > 200
