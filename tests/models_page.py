@@ -14,9 +14,10 @@ _GPU = {
     "dense": "yes",
     "experts": "yes",
     "hybrids": _NOT_RUN,
-    **dict.fromkeys(("minicpm3", "deepseek_v2", "deepseek_v3", "kimi_linear"), "no"),
+    **dict.fromkeys(("minicpm3", "deepseek_v2", "deepseek_v3", "kimi_linear", "mistral4"), "no"),
     **dict.fromkeys(("cohere2", "ernie4_5", "exaone4", "gemma2", "glm4"), "untried"),
-    **dict.fromkeys(("olmo3", "seed_oss", "starcoder2"), "untried"),
+    **dict.fromkeys(("olmo3", "seed_oss", "starcoder2", "hunyuan", "hunyuan_moe"), "untried"),
+    **dict.fromkeys(("ernie4_5_moe", "nemotron"), "untried"),
     "gemma4": "no: heads above 256",
     "gemma3n": "no",
 }

@@ -1,14 +1,36 @@
 """Self-attention over the paged cache, with the projections around it."""
 
+import math
 from collections.abc import Sequence
+from dataclasses import replace
+from functools import partial
+from typing import Self
 
 import torch
 
 from engine_core.layers.config import QueryScale
 from engine_core.layers.linear import FusedLinear
 from engine_core.layers.norm import RMSNorm
-from engine_core.layers.parameters import Parameter, Placements, merge
+from engine_core.layers.parameters import (
+    AnyPlacement,
+    CopyWeight,
+    Parameter,
+    Placement,
+    Placements,
+    merge,
+    place,
+)
 from kernels.interface.operations import Activations, AttentionParams, ForwardContext, RotaryParams
+
+
+def scaled(
+    q_THD: torch.Tensor, positions_T: torch.Tensor, scale: QueryScale | None
+) -> torch.Tensor:
+    """Queries with the factor of their positions, if there is one."""
+    if scale is None:
+        return q_THD
+    factor_T = 1 + scale.beta * torch.log1p((positions_T // scale.length).float())
+    return q_THD * factor_T.to(q_THD.dtype)[:, None, None]
 
 
 class NormedProjections:
@@ -50,6 +72,32 @@ class KeysAsValues:
         return torch.cat([qk_TN, k_TN], 1)
 
 
+class RotatedNorms:
+    """Norms of q and k within a head whose weights act after rotation (Hunyuan). Keys are kept
+    without theirs, which queries have, too: `(w_q q) . (w_k k) = (w_q w_k q) . k`.
+    `norms`: of q and of k."""
+
+    def __init__(self, norms: Sequence[RMSNorm], num_query_heads: int) -> None:
+        self._norms = norms
+        self._heads = num_query_heads, len(norms[0].weight)
+        self._weight_1N = norms[0].weight.new_full((1, math.prod(self._heads)), math.nan)
+
+    def placements(self) -> Placements:
+        norms = merge([norm.placements() for norm in self._norms])
+        return {
+            name: Placement(norm.shape, partial(self._store, norm)) for name, norm in norms.items()
+        }
+
+    def _store(self, norm: AnyPlacement, tensor: torch.Tensor, copy: CopyWeight) -> None:
+        place(norm, tensor, copy)
+        of_q, of_k = (each.weight.float() for each in self._norms)
+        self._weight_1N.copy_((of_q * of_k).repeat(self._heads[0]))
+
+    def __call__(self, q_THD: torch.Tensor, context: ForwardContext) -> torch.Tensor:
+        """[T, H, D] -> [T, H, D]."""
+        return context.ops.gate(q_THD.flatten(1), self._weight_1N, None).view(-1, *self._heads)
+
+
 class Attention:
     """q, k, v in one product; norm and rotation; cache write; attention; output projection.
 
@@ -79,11 +127,21 @@ class Attention:
         self._qkv = qkv
         self.first = qkv if isinstance(qkv, FusedLinear) else None
         self.output = output
-        self._head_norms = head_norms
+        self._head_norms: Sequence[RMSNorm | RotatedNorms] = head_norms
+        self._rotated_norms: RotatedNorms | None = None
         self._rotary = rotary
         self._params = params
         self._query_scale = query_scale
         self._sinks = sinks
+
+    def norm_after_rotation(self) -> Self:
+        """From now on the weights of the head norms act after rotation."""
+        q_norm, k_norm = (norm for norm in self._head_norms if isinstance(norm, RMSNorm))
+        unit_D, rotary = torch.ones_like(q_norm.weight), self._rotary
+        self._rotated_norms = RotatedNorms((q_norm, k_norm), rotary.num_query_heads)
+        self._head_norms = [self._rotated_norms]
+        self._rotary = replace(rotary, q_norm_weight_D=unit_D, k_norm_weight_D=unit_D)
+        return self
 
     @property
     def linears(self) -> list[FusedLinear]:
@@ -113,10 +171,9 @@ class Attention:
             context.kv_caches[self._layer] if self._keeps_keys else None,
             self._rotary,
         )
-        if (scale := self._query_scale) is None:
-            return q_THD
-        factor_T = 1 + scale.beta * torch.log1p((positions_T // scale.length).float())
-        return q_THD * factor_T.to(q_THD.dtype)[:, None, None]
+        if self._rotated_norms is not None:
+            q_THD = self._rotated_norms(q_THD, context)
+        return scaled(q_THD, positions_T, self._query_scale)
 
     def finish(self, q_THD: torch.Tensor, context: ForwardContext) -> torch.Tensor:
         """The second: q_THD -> [T, E]; reads keys and values."""

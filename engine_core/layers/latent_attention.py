@@ -14,7 +14,8 @@ from collections.abc import Sequence
 
 import torch
 
-from engine_core.layers.config import LatentConfig
+from engine_core.layers.attention import scaled
+from engine_core.layers.config import LatentConfig, QueryScale
 from engine_core.layers.linear import FusedLinear
 from engine_core.layers.norm import RMSNorm
 from engine_core.layers.parameters import (
@@ -117,10 +118,12 @@ class LatentAttention:
         output: FusedLinear,
         rotary: RotaryParams,
         params: AttentionParams,
+        query_scale: QueryScale | None,
         dtype: torch.dtype,
         ops: Operations,
     ) -> None:
         self._layer = layer
+        self._query_scale = query_scale
         self._config = config
         *self._query_norm, self._norm = norms
         self._rotary = rotary
@@ -177,13 +180,14 @@ class LatentAttention:
         absorbed = self._absorb(parts[: config.num_heads])
         heads = zip(parts[config.num_heads :], absorbed, strict=True)
         rows = [part for head in heads for part in head]
-        return context.ops.rotary_and_cache(
+        q_THD = context.ops.rotary_and_cache(
             torch.cat([*rows, rope_TD, self._norm(latent_TL)], 1),
             positions_T,
             context.metadata[self._layer].slot_mapping_T,
             context.kv_caches[self._layer],
             self._rotary,
         )
+        return scaled(q_THD, positions_T, self._query_scale)
 
     def finish(self, q_THD: torch.Tensor, context: ForwardContext) -> torch.Tensor:
         """The second: q_THD -> [T, E]; reads latents."""

@@ -94,12 +94,21 @@ class NoNorm:
 
 class LayerNorm:
     """`(x - mean(x)) / deviation(x) * weight + bias`.
-    `name`: checkpoint prefix. `bias`: whether it has one."""
+    `name`: checkpoint prefix. `bias`: whether it has one. `plus_one`: see `RMSNorm`."""
 
     def __init__(
-        self, name: str, size: int, eps: float, *, bias: bool, dtype: torch.dtype, ops: Operations
+        self,
+        name: str,
+        size: int,
+        eps: float,
+        *,
+        bias: bool,
+        plus_one: bool = False,
+        dtype: torch.dtype,
+        ops: Operations,
     ) -> None:
         self._name = name
+        self._offset = 1.0 if plus_one else 0.0
         self._eps = eps
         self._ops = ops
         self._rows = ("weight", "bias") if bias else ("weight",)
@@ -114,6 +123,8 @@ class LayerNorm:
 
     def _store(self, row: int, tensor: torch.Tensor, copy: CopyWeight) -> None:
         copy(self._weight_2E[row], tensor)
+        if row == 0 and self._offset:
+            self._weight_2E[0].add_(self._offset)
 
     def __call__(self, x_TE: torch.Tensor) -> torch.Tensor:
         """[T, E] -> [T, E]."""

@@ -190,7 +190,8 @@ class BlockBuilder:
         if (bias := self.config.norm_bias) is None:
             return self.norm(name)
         size, eps = self.config.spec.hidden_size, self.config.norm_eps
-        return LayerNorm(name, size, eps, bias=bias, dtype=self.dtype, ops=self.ops)
+        how = {"bias": bias, "plus_one": self.config.norms_plus_one}
+        return LayerNorm(name, size, eps, **how, dtype=self.dtype, ops=self.ops)
 
     def no_norm(self) -> NoNorm:
         """Adds to the hidden state where there is no norm."""

@@ -40,6 +40,9 @@ class ExpertNaming:
         if isinstance(tensor, QuantisedTensor):
             yield name, tensor
             return
+        if name.endswith("e_score_correction_bias"):
+            yield name, tensor.flatten()  # ERNIE's is one row
+            return
         match = _LAYER.fullmatch(name)
         part = None if match is None else _FUSED.get(match["rest"])
         is_odd = part == "shared" and len(tensor) % 2  # an adapter of another model

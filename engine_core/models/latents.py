@@ -117,6 +117,7 @@ class LatentBlock:
                 cos_sin_PD=build.table(config.rotary[layer]).cos_sin_PD,
             ),
             params=AttentionParams(scale=scale),
+            query_scale=config.query_scale,
             dtype=build.dtype,
             ops=build.ops,
         )

@@ -289,12 +289,16 @@ class GraphCapture(OpRecorder):
         return as_tensor(self.add(kind, subject=x, operand=operand, out=out, size=size))
 
     def gate(self, x_TN: object, gate_TN: object, activation: str | None) -> torch.Tensor:
-        x, by = as_activation(x_TN), as_activation(gate_TN)
+        x = as_activation(x_TN)
         size, out = width_of(x), self.new(width_of(x))
-        if by.tail != x.tail:
-            raise NotCapturable(f"{x.tail} is multiplied by a gate of {by.tail}")
+        if isinstance(gate_TN, torch.Tensor):
+            address, stride = self._weight(gate_TN, (1, size)), 0.0
+        else:
+            by = as_activation(gate_TN)
+            if by.tail != x.tail:
+                raise NotCapturable(f"{x.tail} is multiplied by a gate of {by.tail}")
+            address, stride = by.address, float(by.stride)
         kind = GraphOpKind.MULTIPLY if activation is None else GraphOpKind.GATE
-        address, stride = by.address, float(by.stride)
         self.add(kind, subject=x, operand=address, out=out, size=size, number=stride)
         return as_tensor(out)
 

@@ -602,7 +602,7 @@ class Operations(Protocol):
         self, x_TN: torch.Tensor, gate_TN: torch.Tensor, activation: Literal["sigmoid"] | None
     ) -> torch.Tensor:
         """`x * sigmoid(gate)`, or `x * gate`, in float32 -> [T, N]. Both may be columns of a wider
-        tensor."""
+        tensor, and the gate [1, N] for all tokens."""
 
     def make_state_planner(self, block_size: int) -> AttentionPlanner:
         """For one group of layers that keep states: what it plans is for `convolve` and `recur`."""

@@ -83,7 +83,8 @@ def hf_tensor(family: Gguf, gguf_name: str) -> HfTensor | None:
         if part not in family.layer or not kind:
             return None
         target = family.layer[part] + kind
-    return HfTensor(f"model.layers.{layer}.{target}", change or _change(family, part))
+    change = change or _change(family, part, kind)
+    return HfTensor(f"model.layers.{layer}.{target}", change)
 
 
 def of_drafts(family: Gguf, tensor: HfTensor, num_layers: int) -> HfTensor | None:
@@ -96,14 +97,14 @@ def of_drafts(family: Gguf, tensor: HfTensor, num_layers: int) -> HfTensor | Non
     return dataclasses.replace(tensor, name=name)
 
 
-def _change(family: Gguf, part: str) -> Change:
+def _change(family: Gguf, part: str, kind: str) -> Change:
     if family.pairs_rows and part == "attn_q":
         return "unpermute_q"
     if family.pairs_rows and part == "attn_k":
         return "unpermute_k"
     if part == "ffn_gate_inp_shexp":
         return "one_row"
-    if family.norms_plus_one and part.endswith("norm"):
+    if family.norms_plus_one and part.endswith("norm") and kind == ".weight":
         return "subtract_one"
     return "none"
 

@@ -148,6 +148,8 @@ def gate(
         ValueError: tensors of unequal shapes or dtypes.
     """
     out_TN = torch.empty(x_TN.shape, dtype=x_TN.dtype, device=x_TN.device)
+    if len(gate_TN) == 1:
+        gate_TN = gate_TN.expand(len(x_TN), -1)
 
     def prepare() -> Launch:
         _check(x_TN, gate_TN)

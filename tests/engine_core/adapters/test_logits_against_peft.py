@@ -61,6 +61,7 @@ CONFIGS = {
     "cohere2": transformers.Cohere2Config(
         **{**SHAPE, "head_dim": 4}, sliding_window_pattern=2, sliding_window=6, logit_scale=0.5
     ),
+    "hunyuan": transformers.HunYuanDenseV1Config(**SHAPE, pad_token_id=0),
     "starcoder2": transformers.Starcoder2Config(**{**SHAPE, "head_dim": 4}),
     "gemma4": transformers.Gemma4TextConfig(
         **SHAPE,

@@ -48,6 +48,8 @@ CASES = {
     "ernie4_5": (transformers.Ernie4_5Config(**SHAPE, head_dim=8, use_bias=True), 2),
     "seed_oss": (transformers.SeedOssConfig(**SHAPE, head_dim=8, attention_out_bias=True), 2),
     "cohere2": (transformers.Cohere2Config(**SHAPE, sliding_window_pattern=2, logit_scale=2.0), 2),
+    "hunyuan": (transformers.HunYuanDenseV1Config(**SHAPE, head_dim=8, pad_token_id=0), 2),
+    "nemotron": (transformers.NemotronConfig(**SHAPE, head_dim=8, attention_bias=True), 2),
     "starcoder2": (transformers.Starcoder2Config(**SHAPE), 2),
     "gemma3, one kv head": (
         transformers.Gemma3TextConfig(

@@ -14,6 +14,9 @@ _ARCHITECTURES = {
     **dict.fromkeys(("mistral", "mixtral"), "llama"),
     **{name: name for name in ("ernie4_5", "seed_oss")},
     "glm": "chatglm",
+    "ernie4_5_moe": "ernie4_5-moe",
+    "hunyuan_v1_dense": "hunyuan-dense",
+    "hunyuan_v1_moe": "hunyuan-moe",
     "olmo3": "olmo2",
     "gemma3_text": "gemma3",
     "gemma3n_text": "gemma3n",
@@ -31,14 +34,16 @@ _EXPERT_KEYS = (
     ("expert_feed_forward_length", "moe_intermediate_size"),
     ("expert_shared_feed_forward_length", "shared_expert_intermediate_size"),
     ("expert_shared_feed_forward_length", "shared_intermediate_size"),
-    ("expert_shared_count", "n_shared_experts", "num_shared_experts"),
+    ("expert_shared_count", "n_shared_experts", "num_shared_experts", "moe_num_shared_experts"),
     ("expert_weights_scale", "routed_scaling_factor", "route_scale"),
     ("leading_dense_block_count", "first_k_dense_replace", "num_dense_layers"),
+    ("leading_dense_block_count", "moe_layer_start_index"),
+    ("interleave_moe_layer_step", "moe_layer_interval"),
     ("expert_group_count", "n_group"),
     ("expert_group_used_count", "topk_group"),
 )
 """Keys, and the fields that they come from."""
-_PLUS_ONE = ("gemma2", "gemma3", "qwen35", "qwen35moe", "qwen3next")
+_PLUS_ONE = ("nemotron", "gemma2", "gemma3", "qwen35", "qwen35moe", "qwen3next")
 """Those whose norms are written with the one that a checkpoint leaves out."""
 
 
@@ -79,7 +84,7 @@ def gguf_keys(config: PreTrainedConfig) -> dict[str, Any]:
     }
     if hasattr(config, "rms_norm_eps"):
         keys["attention.layer_norm_rms_epsilon"] = config.rms_norm_eps
-    for name in ("layer_norm_eps", "norm_epsilon"):
+    for name in ("layer_norm_eps", "norm_epsilon", "norm_eps"):
         if hasattr(config, name):
             keys["attention.layer_norm_epsilon"] = getattr(config, name)
     if hasattr(config, "intermediate_size"):
@@ -108,7 +113,7 @@ def gguf_keys(config: PreTrainedConfig) -> dict[str, Any]:
         keys["rope.dimension_count"] = int(head_dim * part)
         keys["rope.scaling.original_context_length"] = 128
         keys["rope.scaling.attn_factor"] = 1.125
-    if arch in ("glm4", "chatglm"):
+    if arch in ("glm4", "chatglm", "nemotron"):
         keys["rope.dimension_count"] = int(head_dim * rope_part(config))
     if config.model_type in ("exaone4", "olmo3") and config.sliding_window:
         keys["attention.sliding_window"] = config.sliding_window
@@ -223,6 +228,7 @@ def gguf_tensors(config: PreTrainedConfig, state: dict[str, torch.Tensor]) -> di
         if name.endswith("shared_expert_gate.weight"):
             values = values[0]
         name = name.replace("e_score_correction_bias", "e_score_correction.bias")
+        name = name.replace("mlp.gate.moe_statics", "mlp.moe_statics")
         name = name.replace(".expert_bias", ".expert_bias.bias")
         name = name.replace("block_sparse_moe.router", "block_sparse_moe.gate")
         name = name.replace("shared_mlp.output_linear", "mlp.shared_expert.down_proj")

@@ -20,6 +20,7 @@ from tests.engine_core.models.latent_cases import (
     deepseek_v3,
     glm4_moe_lite,
     minicpm3,
+    mistral4,
 )
 from tests.mtp_heads import PublishedMTP
 
@@ -43,6 +44,7 @@ CONFIGS = {
     ),
     "deepseek2, GLM": glm4_moe_lite(),
     "deepseek2, V2, heads not apart": deepseek_v2(),
+    "mistral4": mistral4(),
 }
 
 
@@ -83,7 +85,7 @@ def keys_of(config, name):
             "attention.value_length_mla": config.v_head_dim,
         }
     if config.model_type != "deepseek_v2":
-        keys |= {"expert_weights_norm": config.norm_topk_prob}
+        keys["expert_weights_norm"] = config.norm_topk_prob
         keys |= {"expert_group_count": config.n_group}
         keys |= {"expert_group_used_count": config.topk_group}
     rope = config.rope_parameters
@@ -95,6 +97,8 @@ def keys_of(config, name):
             "rope.scaling.original_context_length": rope["original_max_position_embeddings"],
             "rope.scaling.yarn_log_multiplier": 0.1 * rope["mscale_all_dim"],
         }
+    if beta := rope.get("llama_4_scaling_beta"):
+        keys["attention.temperature_scale"] = beta
     return keys
 
 
@@ -115,7 +119,7 @@ def tensors_of(config, state, name):
         if name.endswith("experts.down_proj"):
             tensors[f"{layer}.ffn_down_exps.weight"] = tensor.numpy()
             continue
-        if name.endswith("kv_b_proj.weight") and arch == "deepseek2" and is_apart:
+        if name.endswith("kv_b_proj.weight") and arch != "minicpm3" and is_apart:
             heads = tensor.unflatten(0, (config.num_attention_heads, -1))
             k_b, v_b = heads.split([config.qk_nope_head_dim, config.v_head_dim], 1)
             tensors[f"{layer}.attn_k_b.weight"] = k_b.transpose(1, 2).contiguous().numpy()

@@ -22,9 +22,11 @@ from transformers import (
     Glm4Config,
     GlmConfig,
     GraniteConfig,
+    HunYuanDenseV1Config,
     LlamaConfig,
     Ministral3Config,
     MistralConfig,
+    NemotronConfig,
     Olmo2Config,
     Olmo3Config,
     Phi3Config,
@@ -171,6 +173,9 @@ CONFIGS: dict[str, PreTrainedConfig] = {
     "ernie4_5": Ernie4_5Config(**_SHAPE),
     "glm4": Glm4Config(**_SHAPE),
     "glm": GlmConfig(**_SHAPE, attention_bias=False),
+    "hunyuan": HunYuanDenseV1Config(**_SHAPE),
+    "nemotron": NemotronConfig(**_SHAPE),
+    "nemotron biases": NemotronConfig(**_PLAIN_HEADS, attention_bias=True, mlp_bias=True),
     "ministral3": Ministral3Config(**_SHAPE, rope_parameters=_MINISTRAL),
     "granite": GraniteConfig(**_PLAIN_HEADS, **_GRANITE),
     "arcee": ArceeConfig(**_SHAPE, rope_parameters=_YARN),
@@ -210,7 +215,7 @@ def test_weights_and_config_survive_the_conversion(case: str, write_gguf) -> Non
     fields |= {"activation_sparsity_pattern", "altup_num_inputs", "laurel_rank"}
     fields |= {"num_kv_shared_layers", "use_double_wide_mlp", "hidden_size_per_layer_input"}
     fields |= {"attn_logit_softcapping", "final_logit_softcapping"}
-    fields |= {"logit_scale", "layer_norm_eps", "norm_epsilon", "use_bias"}
+    fields |= {"logit_scale", "layer_norm_eps", "norm_epsilon", "norm_eps", "use_bias"}
     fields |= {"sliding_window", "layer_types", "query_pre_attn_scalar", "hidden_act"}
     fields -= {"bos_token_id", "eos_token_id", "pad_token_id"}
     for field in sorted(fields):
@@ -251,6 +256,33 @@ def test_logits_of_the_file_are_those_of_transformers(
             expected = model(input_ids=torch.tensor([tokens])).logits[0]
         assert expected.std() > 0.1
         torch.testing.assert_close(logits, expected, atol=1e-3, rtol=1e-4)
+
+
+@pytest.mark.parametrize("ops", ["native"], indirect=True)
+def test_q_k_and_v_in_one_tensor_are_taken_apart_in_their_blocks(write_gguf, ops, paged_logits):
+    """As files of the first GLM-4 have them."""
+    torch.manual_seed(0)
+    config = GlmConfig(**_SHAPE | {"hidden_size": 64, "num_hidden_layers": 2})
+    state = AutoModelForCausalLM.from_config(config).state_dict()
+    tensors = gguf_tensors(config, {key: torch.randn_like(each) for key, each in state.items()})
+    block = gguf.GGMLQuantizationType.Q8_0
+    logits = []
+    for is_fused in (False, True):
+        for layer in range(2 * is_fused):
+            for kind in ("weight", "bias"):
+                parts = [tensors.pop(f"blk.{layer}.attn_{part}.{kind}") for part in "qkv"]
+                tensors[f"blk.{layer}.attn_qkv.{kind}"] = np.concatenate(parts)
+        blocks = {
+            name: (gguf.quants.quantize(each, block), block)
+            for name, each in tensors.items()
+            if name.endswith(("attn_q.weight", "_k.weight", "_v.weight", "_qkv.weight"))
+        }
+        path = write_gguf(gguf_keys(config), tensors | blocks)
+        files = open_model_files(str(path), report=print)
+        given = files.tensors(keeps_blocks=True)
+        model = load_model(files.config, given, dtype=torch.float32, ops=ops)
+        logits += paged_logits(model, [[5, 9, 7, 30, 44, 61, 3]])
+    assert torch.equal(*logits)
 
 
 def test_absent_output_bias_of_a_model_with_attention_biases_is_zero(write_gguf) -> None:

@@ -21,6 +21,7 @@ YARN_ROPE = {
     "factor": 4.0,
     "original_max_position_embeddings": 32,
 }
+NTK_ALPHA = {"rope_type": "dynamic", "rope_theta": 300.0, "alpha": 7.0, "factor": 1.0}
 SHAPE = {
     "vocab_size": 131,
     "hidden_size": 36,
@@ -331,6 +332,24 @@ DENSE = {
         tie_word_embeddings=False,
         attention_bias=True,
     ),
+    "hunyuan": transformers.HunYuanDenseV1Config(
+        **SHAPE,
+        head_dim=8,
+        rope_parameters=NTK_ALPHA,
+        pad_token_id=0,
+    ),
+    "hunyuan biases, tied": transformers.HunYuanDenseV1Config(
+        **SHAPE, head_dim=10, attention_bias=True, tie_word_embeddings=True, pad_token_id=0
+    ),
+    "nemotron": transformers.NemotronConfig(**SHAPE, head_dim=8),
+    "nemotron biases, all of a head, tied": transformers.NemotronConfig(
+        **SHAPE,
+        head_dim=6,
+        rope_parameters={"rope_type": "default", "rope_theta": 1e3, "partial_rotary_factor": 1.0},
+        attention_bias=True,
+        mlp_bias=True,
+        tie_word_embeddings=True,
+    ),
     "granite": transformers.GraniteConfig(
         **SHAPE,
         embedding_multiplier=12.0,
@@ -404,6 +423,34 @@ EXPERTS = {
         num_experts_per_tok=2,
         rope_parameters={"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 0.5},
     ),
+    "hunyuan_moe": transformers.HunYuanMoEV1Config(
+        **SHAPE,
+        head_dim=8,
+        num_experts=5,
+        moe_topk=[2, 2, 2],
+        rope_parameters=NTK_ALPHA,
+        pad_token_id=0,
+    ),
+    "ernie4_5_moe": transformers.Ernie4_5_MoeConfig(
+        **{**SHAPE, "num_hidden_layers": 4},
+        moe_intermediate_size=22,
+        moe_num_experts=6,
+        moe_k=2,
+        moe_layer_start_index=0,
+        moe_layer_end_index=2,
+        moe_layer_interval=2,
+        pad_token_id=0,
+    ),
+    "ernie4_5_moe, all sparse, nothing shared, untied": transformers.Ernie4_5_MoeConfig(
+        **SHAPE,
+        moe_intermediate_size=22,
+        moe_num_experts=5,
+        moe_k=3,
+        moe_num_shared_experts=0,
+        moe_layer_start_index=0,
+        tie_word_embeddings=False,
+        pad_token_id=0,
+    ),
     "granitemoe": granite_moe(transformers.GraniteMoeConfig, tie_word_embeddings=True),
     "granitemoeshared": granite_moe(
         transformers.GraniteMoeSharedConfig, shared_intermediate_size=30, attention_bias=True
@@ -426,7 +473,10 @@ CONFIGS = DENSE | EXPERTS
 
 def random_model(config):
     torch.manual_seed(0)
-    model = transformers.AutoModelForCausalLM.from_config(config, attn_implementation="eager")
+    make = transformers.AutoModelForCausalLM.from_config
+    if config.model_type == "mistral4":  # transformers knows it as the text of others alone
+        make = transformers.Mistral4ForCausalLM._from_config
+    model = make(config, attn_implementation="eager")
     if model._can_set_experts_implementation():
         model.set_experts_implementation("eager")
     for name, buffer in model.named_buffers():
@@ -438,9 +488,9 @@ def random_model(config):
             torch.nn.init.normal_(parameter, mean=parameter.mean().item(), std=0.3)
         elif name.endswith(("gate.weight", "router.weight")):  # most begin as 0: experts alike
             torch.nn.init.normal_(parameter, std=0.3)
-    for name, buffer in model.named_buffers():
+    for name, tensor in (*model.named_buffers(), *model.named_parameters()):
         if name.endswith("e_score_correction_bias"):
-            torch.nn.init.normal_(buffer, std=0.3)
+            torch.nn.init.normal_(tensor, std=0.3)
     return model.eval()
 
 

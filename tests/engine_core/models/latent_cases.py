@@ -26,6 +26,9 @@ _SHAPE = {
 }
 LATENT_YARN = YARN_ROPE | {"mscale": 0.7, "mscale_all_dim": 1.1}
 
+MISTRAL_YARN = YARN_ROPE | {"mscale": 1.0, "mscale_all_dim": 1.0, "llama_4_scaling_beta": 0.4}
+MISTRAL_YARN["original_max_position_embeddings"] = 16
+
 
 def minicpm3(**options):
     return transformers.MiniCPM3Config(**{**_SHAPE, **options})
@@ -56,6 +59,11 @@ def glm4_moe_lite(**options):
     return transformers.Glm4MoeLiteConfig(**{**_SHAPE, **_SPARSE, **options})
 
 
+def mistral4(**options):
+    sizes = {**_SHAPE, **_SPARSE, "rope_parameters": MISTRAL_YARN, "n_shared_experts": 1}
+    return transformers.Mistral4Config(**{**sizes, **options})
+
+
 CONFIGS = {
     "minicpm3": minicpm3(),
     "minicpm3, whole queries, untied, YaRN": minicpm3(
@@ -80,6 +88,15 @@ CONFIGS = {
         rope_interleave=False, q_lora_rank=None, norm_topk_prob=False, n_group=1, topk_group=1
     ),
     "glm-4.7-flash": glm4_moe_lite(),
+    "mistral-4": mistral4(),
+    "mistral-4, halves, whole queries, all sparse, tied": mistral4(
+        rope_interleave=False,
+        q_lora_rank=None,
+        first_k_dense_replace=0,
+        norm_topk_prob=False,
+        routed_scaling_factor=1.5,
+        tie_word_embeddings=True,
+    ),
 }
 
 

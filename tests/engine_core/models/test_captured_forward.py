@@ -75,6 +75,8 @@ DECODERS = {
     "ernie4_5": transformers.Ernie4_5Config(**SHAPE),
     "glm4": transformers.Glm4Config(**SHAPE, pad_token_id=0),
     "glm": transformers.GlmConfig(**SHAPE, pad_token_id=0),
+    "hunyuan_v1_dense": transformers.HunYuanDenseV1Config(**SHAPE, pad_token_id=0),
+    "nemotron": transformers.NemotronConfig(**SHAPE),
     "starcoder2": transformers.Starcoder2Config(**SHAPE, sliding_window=6),
     "cohere2": transformers.Cohere2Config(**SHAPE, sliding_window=6, sliding_window_pattern=2),
     "olmoe": transformers.OlmoeConfig(**SHAPE, num_experts=5, num_experts_per_tok=2),
@@ -105,11 +107,12 @@ DECODERS = {
     "glm4_moe_lite": LATENTS["glm-4.7-flash"],
     **{name: EXPERTS[name] for name in ("glm4_moe", "solar_open", "dots1", "minimax_m2")},
     **{name: EXPERTS[name] for name in ("granitemoe", "granitemoeshared", "afmoe")},
+    **{name: EXPERTS[name] for name in ("hunyuan_moe", "ernie4_5_moe")},
 }
 AXES = {"qwen2_vl": transformers.Qwen2VLConfig(text_config=TEXT)}
 NOT_CAPTURED = {
     "gemma3n_text": "its streams",
-    "ministral3": "its scaled queries",
+    **dict.fromkeys(("ministral3", "mistral4"), "its scaled queries"),
 }
 """Architectures of ours whose pass is not one call, and why."""
 

@@ -92,7 +92,7 @@ def test_without_an_encoder_of_ours_prompts_are_text(stem, why, tmp_path, caplog
 @pytest.mark.parametrize(
     ("stem", "message"),
     [
-        ("Mistral3", "mistral4 is not a model of transformers' kind CausalLM"),
+        ("Mistral3", "glm_image_text is not a model of transformers' kind CausalLM"),
         ("PaliGemma", "gemma attends in both directions"),
     ],
 )

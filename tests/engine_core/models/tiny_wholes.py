@@ -48,6 +48,9 @@ SOUND = {
 
 OWN = {
     "Mistral3": {"text_config": TEXT | {"model_type": "ministral3"}, "vision_config": PIXTRAL},
+    "Mistral3, Mistral 4": {
+        "text_config": TEXT | LATENT | {"model_type": "mistral4"}, "vision_config": PIXTRAL,
+    },
     "Glm4v": {"text_config": HALF_TURNED, "vision_config": PATCHES},
     "Qwen2_5_VL": {"text_config": AXES, "vision_config": PATCHES, "tie_word_embeddings": True},
     "Qwen3VLMoe": {"text_config": AXES | EXPERTS | {"head_dim": 8}, "vision_config": PATCHES},
@@ -76,25 +79,27 @@ OWN = {
         "tie_word_embeddings": False, "vision_start_token_id": 130,
     },
 }  # fmt: skip
-"""Constructor arguments by the first part of the class's name: texts of families of ours."""
+"""Constructor arguments by the first part of the class's name (and a text): of families of ours."""
 
 THROUGH_TRANSFORMERS = {
     "AyaVision": {"text_config": TEXT | {"model_type": "cohere"}, "vision_config": SIGLIP},
 }  # fmt: skip
 
 REFUSED = {
+    "Mistral3": {
+        "text_config": TEXT | LATENT | {"model_type": "glm_image_text"},
+        "vision_config": PIXTRAL,
+    },
     "PaliGemma": {
         "text_config": TEXT | {"model_type": "gemma", "head_dim": 8}, "vision_config": SIGLIP,
         "projection_dim": 40,
-    },
-    "Mistral3": {
-        "text_config": TEXT | LATENT | {"model_type": "mistral4"}, "vision_config": PIXTRAL,
     },
 }  # fmt: skip
 
 
 def make_whole(stem, arguments):
     torch.manual_seed(0)
+    stem = stem.partition(",")[0]
     config = getattr(transformers, f"{stem}Config")(**arguments)
     whole = getattr(transformers, f"{stem}ForConditionalGeneration")(config).eval()
     with torch.no_grad():

@@ -247,9 +247,11 @@ def test_gated_norms_are_those_of_torch(activation, size, gate_first, dtype, rto
 def test_gates_are_those_of_torch(activation):
     wide = torch.randn(3, 3000, generator=torch.Generator().manual_seed(0))
     for dtype, rtol in ((torch.float32, 1e-5), (torch.float16, 2e-3)):
-        x, gate = wide[:, :1400].to(dtype), wide[:, 1500:2900].to(dtype)
-        right = torch_recurrence.gate(x, gate, activation)
-        torch.testing.assert_close(OPS[""].gate(x, gate, activation), right, atol=1e-6, rtol=rtol)
+        x, gates = wide[:, :1400].to(dtype), wide[:, 1500:2900].to(dtype)
+        for gate in (gates, gates[:1]):  # the second one is for all tokens
+            right = torch_recurrence.gate(x, gate, activation)
+            ours = OPS[""].gate(x, gate, activation)
+            torch.testing.assert_close(ours, right, atol=1e-6, rtol=rtol)
 
 
 def test_what_does_not_fit_is_refused_by_name():

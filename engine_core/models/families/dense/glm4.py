@@ -12,6 +12,7 @@ from engine_core.models.config_fields import ConfigFields
 from engine_core.models.decoder_config import head_size_of, read_decoder
 from engine_core.models.families.family import Family
 from engine_core.models.families.gguf import PROJECTIONS, TWO_NORMS, Fields, Gguf, Metadata
+from engine_core.models.interface import ModelSpec
 from engine_core.models.interleaved_rows import paired_heads
 from engine_core.models.rotary_config import read_rotary
 
@@ -43,9 +44,18 @@ def read_glm(fields: ConfigFields) -> ModelConfig:
         qkv_bias=fields.flag("attention_bias", True),
         interleaved=(
             *paired_heads(config.spec, turning),
+            _fused(config.spec, turning),
             InterleavedRows("mlp.gate_up_proj", 1, tuple(halves)),
         ),
     )
+
+
+def _fused(spec: ModelSpec, turning: int) -> InterleavedRows:
+    """q, k and v in one tensor, as files of the first GLM-4 have them."""
+    parts = [part for rows in paired_heads(spec, turning) for part in rows.parts]
+    keys, pairs = spec.keys_of(0), range(0, sum(len(pieces) for _, pieces in parts), 2)
+    values = ("self_attn.v_proj", (keys.num_kv_heads * keys.value_size,))
+    return InterleavedRows("self_attn.qkv_proj", 1, (*parts, values), tuple(pairs))
 
 
 def read(fields: ConfigFields) -> ModelConfig:
@@ -68,7 +78,7 @@ def _gguf_fields(meta: Metadata, config: Fields) -> Fields:
         meta.refuse("positions of several axes")
     return {
         "hidden_act": "silu",
-        "attention_bias": "blk.0.attn_q.bias" in meta.tensors,
+        "attention_bias": any(f"blk.0.attn_{q}.bias" in meta.tensors for q in ("q", "qkv")),
         "partial_rotary_factor": config["rope_parameters"].get("partial_rotary_factor", 1.0),
     }
 
@@ -97,7 +107,7 @@ FAMILIES = (
         read=read_glm,
         gguf=Gguf(
             architecture="chatglm",
-            layer=PROJECTIONS | TWO_NORMS | _FEED_FORWARD,
+            layer=PROJECTIONS | TWO_NORMS | _FEED_FORWARD | {"attn_qkv": "self_attn.qkv_proj"},
             fields=_gguf_fields,
             turns_a_part=True,
             biases_output=False,

@@ -10,7 +10,7 @@ from engine_core.models.families.family import Family
 from engine_core.models.families.gguf import LLAMA, Fields, Gguf, Metadata
 
 _LENGTH = 16_384
-_ROTARY = {
+ROTARY = {
     "rope_type": "yarn",
     "rope_theta": 1_000_000.0,
     "factor": 16.0,
@@ -23,7 +23,7 @@ _ROTARY = {
 
 def read(fields: ConfigFields) -> ModelConfig:
     if fields.get("rope_parameters") is None:
-        fields = fields.with_values({"rope_parameters": _ROTARY})
+        fields = fields.with_values({"rope_parameters": ROTARY})
     config = read_decoder(
         fields,
         default_max_position=262_144,
@@ -32,14 +32,18 @@ def read(fields: ConfigFields) -> ModelConfig:
         default_norm_eps=1e-5,
         sliding_windows=(read_window(fields),) * fields.positive_int("num_hidden_layers"),
     )
+    return replace(config, query_scale=query_scale(fields))
+
+
+def query_scale(fields: ConfigFields) -> QueryScale | None:
+    """What queries are multiplied by, if the angles' options say so."""
     rotary = ConfigFields(fields.mapping("rope_parameters") or {})
     if not rotary.get("llama_4_scaling_beta"):
-        return config
-    scale = QueryScale(
+        return None
+    return QueryScale(
         rotary.positive_float("llama_4_scaling_beta"),
         rotary.positive_int("original_max_position_embeddings", _LENGTH),
     )
-    return replace(config, query_scale=scale)
 
 
 def _gguf_fields(meta: Metadata, config: Fields) -> Fields:
