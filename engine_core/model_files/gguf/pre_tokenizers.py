@@ -21,6 +21,8 @@ _CASED_WORDS = (
 _TEKKEN = _CASED_WORDS % ("", "", r"\p{N}")
 _CONTRACTION = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)?"
 _GPT4O = _CASED_WORDS % (_CONTRACTION, _CONTRACTION, r"\p{N}{1,3}")
+_WITHOUT_HAN = _GPT4O.replace(r"\p{M}]", r"\p{M}&&[^\p{Han}]]").replace("/]*", "]*")
+_KIMI_K2 = rf"[\p{{Han}}]+|{_WITHOUT_HAN}"
 _DEEPSEEK_CODER = (r"[\r\n]", r"\s?\p{L}+", r"\s?\p{P}+", r"[一-龥ࠀ-一가-퟿]+", r"\p{N}")
 _CASED = (
     "A-Za-z\u00b5\u00c0-\u00d6\u00d8-\u00f6\u00f8-\u01ba\u01bc-\u01bf\u01c4-\u0293\u0295-\u02af"
@@ -109,14 +111,15 @@ PRE_TOKENIZERS: dict[str, PreTokenizer] = {
         ("llama-bpe", "llama3", "llama-v3", "falcon3", "falcon-h1", "pixtral", "midm-2.0", "lfm2"),
         _LLAMA3_RULE,
     ),
-    **dict.fromkeys(("dbrx", "smaug-bpe"), PreTokenizer(_split(_LLAMA3))),
+    **dict.fromkeys(("dbrx", "smaug-bpe", "chatglm-bpe"), PreTokenizer(_split(_LLAMA3))),
     **dict.fromkeys(("qwen2", "deepseek-r1-qwen", "megrez", "kormo"), _QWEN2_RULE),
     "qwen35": PreTokenizer(_split(_QWEN35), normalize_nfc=True),
-    "stablelm2": PreTokenizer(_split(_QWEN2)),
+    **dict.fromkeys(("stablelm2", "hunyuan"), PreTokenizer(_split(_QWEN2))),
     "tekken": PreTokenizer(_split(_TEKKEN), ignore_merges=True, add_bos=True),
     **dict.fromkeys(("gpt-4o", "llama4", "kanana2"), _GPT4O_RULE),
+    "kimi-k2": PreTokenizer(_split(_KIMI_K2)),
     **dict.fromkeys(("glm4", "glm5"), PreTokenizer(_split(_LLAMA3), ignore_merges=True)),
     "deepseek-llm": PreTokenizer(_split(*_DEEPSEEK_LLM)),
     "deepseek-coder": PreTokenizer(_split(*_DEEPSEEK_CODER)),
-    "deepseek-v3": PreTokenizer(_split(*_DEEPSEEK3)),
+    **dict.fromkeys(("deepseek-v3", "hunyuan-dense"), PreTokenizer(_split(*_DEEPSEEK3))),
 }

@@ -199,6 +199,13 @@ def test_every_pre_tokenizer_loads_and_loses_no_text(pre: str, write_model) -> N
             assert ours.decode(ids, skip_special_tokens=False) == text
 
 
+def test_kimi_cuts_between_han_and_other_letters() -> None:
+    regex = PRE_TOKENIZERS["kimi-k2"].parts[0]["pattern"]["Regex"]
+    split = pre_tokenizers.Split(Regex(regex), "isolated")
+    cut = split.pre_tokenize_str("\u4f60\u597dabc don't 1234")
+    assert [text for text, _ in cut] == ["\u4f60\u597d", "abc", " don't", " ", "123", "4"]
+
+
 @pytest.mark.parametrize("pre", sorted(PRE_TOKENIZERS.keys() & GGUF_PRE_TOKENIZER_SPLITS))
 def test_expressions_are_those_of_transformers(pre: str) -> None:
     first = PRE_TOKENIZERS[pre].parts[0]
