@@ -210,8 +210,8 @@ class Encoder:
         unturned = torch.empty(
             num_positions * config.num_token_types, 0, dtype=dtype, device=device
         )
-        self._layers = [
-            EncoderLayer(
+        layers = {
+            layer: EncoderLayer(
                 config,
                 layer,
                 linear=linear,
@@ -221,7 +221,9 @@ class Encoder:
                 distances=self._distances,
             )
             for layer, rotary in enumerate(config.rotary)
-        ]
+            if not config.weights_of_layers or layer in config.weights_of_layers
+        }
+        self._layers = [layers[own] for own in config.weights_of_layers or layers]
         self._final_norm = norm(names.final_norm) if names.final_norm is not None else None
         self.head: EncoderHead | None = None
         if config.head is not None:
@@ -237,7 +239,7 @@ class Encoder:
     def placements(self) -> Placements:
         """Every tensor that the model takes, by checkpoint name."""
         parts = [table.placements() for table in (self._words, *self._tables)]
-        parts += [layer.placements() for layer in self._layers]
+        parts += [layer.placements() for layer in dict.fromkeys(self._layers)]
         others = (self._embedding_norm, self._projection, self._distance_bias, self._distances)
         last = (*others, self._final_norm, self.head)
         return merge([*parts, *(part.placements() for part in last if part is not None)])

@@ -99,6 +99,7 @@ class EncoderConfig:
         pre_norm: norms stand before attention and feed-forward, else behind their sums.
         gated: see `EncoderFeedForward`.
         first_position: rows of the table of positions that no position has.
+        weights_of_layers: of each layer the number in names of its tensors; empty: its own.
         embedding_size: of words before they are projected; None: the spec's hidden size.
         num_distance_buckets: of `DistanceBias`, where names have one.
         rotary: None where positions are embedded.
@@ -119,6 +120,7 @@ class EncoderConfig:
     up_bias: bool = True
     down_bias: bool = True
     norm_bias: bool = True
+    weights_of_layers: tuple[int, ...] = ()
     embedding_size: int | None = None
     num_token_types: int = 1
     num_distance_buckets: int = 0

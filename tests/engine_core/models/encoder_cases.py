@@ -21,6 +21,7 @@ _DISTIL = {"dim": 48, "n_layers": 2, "n_heads": 4, "hidden_dim": 80}
 _DISTIL |= {"vocab_size": VOCAB_SIZE, "max_position_embeddings": 160}
 _MODERN = _SMALL | {"local_attention": 16, "global_attn_every_n_layers": 2, "num_hidden_layers": 4}
 _MODERN |= {f"{name}_token_id": 1 for name in ("pad", "cls", "bos", "eos", "sep")}
+_ALBERT = _SMALL | {"embedding_size": 32, "num_hidden_groups": 2}
 _DEBERTA = _SMALL | {"relative_attention": True, "pos_att_type": ["p2c", "c2p"]}
 _DEBERTA |= {"position_buckets": 16, "share_att_key": True, "norm_rel_ebd": "layer_norm"}
 _DEBERTA |= {"position_biased_input": False, "max_position_embeddings": 160}
@@ -36,6 +37,7 @@ CONFIGS = {
     "Gte": lambda **more: transformers.GteConfig(**_SMALL, **more),
     "JinaEmbeddingsV3": lambda **more: transformers.JinaEmbeddingsV3Config(**_SMALL, **more),
     "NomicBert": lambda **more: transformers.NomicBertConfig(**_SMALL, **more),
+    "Albert": lambda **more: transformers.AlbertConfig(**_ALBERT | more),
     "DebertaV2": lambda **more: transformers.DebertaV2Config(**_DEBERTA | more),
     "ModernBert": lambda **more: transformers.ModernBertConfig(**_MODERN, **more),
 }
