@@ -7,7 +7,7 @@ import torch
 
 from engine_core.layers.attention import Attention
 from engine_core.layers.linear import FusedLinear
-from engine_core.layers.norm import LayerNorm
+from engine_core.layers.norm import LayerNorm, RMSNorm
 from engine_core.layers.parameters import Parameter, Placements, merge
 from kernels.interface.operations import Activations, ForwardContext, Operations, PositionScores
 from kernels.interface.weights import LinearWeight
@@ -34,7 +34,7 @@ class DistanceEmbeddings:
         size: int,
         max_distance: int | None,
         reach: int,
-        norm: LayerNorm | None,
+        norm: LayerNorm | RMSNorm | None,
         dtype: torch.dtype,
         device: torch.device,
     ) -> None:

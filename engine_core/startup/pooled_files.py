@@ -77,6 +77,8 @@ class PooledFiles:
         self._architecture = str(names[0] if isinstance(names, list) else names)
         self._is_decoder = self.config.get("use_bidirectional_attention") is True
         self.is_encoder = self._is_decoder or bool(_ENCODER.fullmatch(self._architecture))
+        if self.is_encoder:  # T5's has the whole model's config
+            self.config.pop("is_encoder_decoder", None)
         is_classifier = self._architecture.endswith(_CLASSIFIERS)
         is_classifier |= self.is_encoder and "TokenClassification" in self._architecture
         has_decoder = bool(self.config.get("is_encoder_decoder"))

@@ -16,12 +16,16 @@ from engine_core.layers.attention import Attention
 from engine_core.layers.disentangled_attention import DisentangledAttention, DistanceEmbeddings
 from engine_core.layers.distance_bias import DistanceBias
 from engine_core.layers.linear import FusedLinear
-from engine_core.layers.norm import LayerNorm
+from engine_core.layers.norm import LayerNorm, RMSNorm
 from engine_core.layers.parameters import Parameter, Placements, merge
 from engine_core.layers.rotary import rotary_rows
 from engine_core.models.encoders.encoder_configs import EncoderConfig, HeadConfig
 from engine_core.models.interface import Feature
 from kernels.interface.operations import AttentionParams, ForwardContext, Operations, RotaryParams
+
+AnyNorm = LayerNorm | RMSNorm
+MakeNorm = Callable[..., AnyNorm]
+"""Makes the norm of a prefix in a checkpoint, perhaps of another `size`."""
 
 
 class EncoderFeedForward:
@@ -51,7 +55,7 @@ class EncoderHead:
     """See HeadConfig. Its weights stay float: a label feels every error."""
 
     def __init__(
-        self, config: HeadConfig, linear: partial[FusedLinear], norm: LayerNorm | None, size: int
+        self, config: HeadConfig, linear: partial[FusedLinear], norm: AnyNorm | None, size: int
     ) -> None:
         self.config = config
         self._norm = norm
@@ -84,13 +88,14 @@ class EncoderLayer:
         layer: int,
         *,
         linear: partial[FusedLinear],
-        norm: partial[LayerNorm],
+        norm: MakeNorm,
         angles_PD: torch.Tensor,
         bias_HN: torch.Tensor | None,
         distances: DistanceEmbeddings | None,
     ) -> None:
         names, size, keys = config.names, config.spec.hidden_size, config.spec.keys_of(layer)
-        width = 3 * size // len(names.qkv)
+        inner = config.spec.num_query_heads * keys.key_size
+        width = 3 * inner // len(names.qkv)
         make: Callable[..., Attention] = partial(Attention, layer)
         if (how := config.disentangled) is not None:
             parts = [(name.format(layer), size) for name in how.projections]
@@ -104,7 +109,7 @@ class EncoderLayer:
                 bias=config.attention_bias,
             ),
             output=linear(
-                [(names.attention_output.format(layer), size)], size, bias=config.attention_bias
+                [(names.attention_output.format(layer), size)], inner, bias=config.attention_bias
             ),
             head_norms=[],
             rotary=RotaryParams(
@@ -119,7 +124,8 @@ class EncoderLayer:
             ),
         )
         self.feed_forward = EncoderFeedForward(config, layer, linear)
-        has_first = layer > 0 or not config.pre_norm  # before it stands that of the embedding
+        # before the first layer may stand the norm of the embedding
+        has_first = layer > 0 or not config.pre_norm or names.embedding_norm is None
         self.attention_norm = norm(names.attention_norm.format(layer)) if has_first else None
         self.output_norm = norm(names.output_norm.format(layer))
 
@@ -152,14 +158,8 @@ class Encoder:
         size, names, device = config.spec.hidden_size, config.names, ops.device
         width = config.embedding_size or size
         linear = partial(FusedLinear, dtype=dtype, ops=ops)
-        norm = partial(
-            LayerNorm,
-            size=size,
-            eps=config.norm_eps,
-            bias=config.norm_bias,
-            dtype=dtype,
-            ops=ops,
-        )
+        make: MakeNorm = RMSNorm if config.rms_norm else partial(LayerNorm, bias=config.norm_bias)
+        norm = partial(make, size=size, eps=config.norm_eps, dtype=dtype, ops=ops)
 
         def table(name: str, num_rows: int) -> Parameter:
             return Parameter(f"{name}.weight", (num_rows, width), dtype, device=device)
@@ -174,7 +174,9 @@ class Encoder:
             self._tables.append(table(names.token_types, config.num_token_types))
         self._places_PE: torch.Tensor | None = None
         """What a position adds to a word, a row for each token type and position."""
-        self._embedding_norm = norm(names.embedding_norm, size=width)
+        self._embedding_norm: AnyNorm | None = None
+        if names.embedding_norm is not None:
+            self._embedding_norm = norm(names.embedding_norm, size=width)
         self._projection: FusedLinear | None = None
         if names.embedding_projection is not None:
             self._projection = linear([(names.embedding_projection, size)], width, bias=True)
@@ -276,7 +278,9 @@ class Encoder:
         """What `forward` consists of; `Operations.capture` says what it may do."""
         ops = self._ops
         words_TE = ops.embedding(token_ids_T, self._words.tensor)
-        if self._places_PE is None:
+        if self._embedding_norm is None:
+            hidden_TE = words_TE
+        elif self._places_PE is None:
             hidden_TE = self._embedding_norm(words_TE)
         else:
             places_TE = ops.embedding(positions_T, self._places_PE)
@@ -298,8 +302,11 @@ class Encoder:
     ) -> torch.Tensor:
         x_TE = residual_TE
         for number, layer in enumerate(self._layers):
-            if layer.attention_norm is not None and number:
-                x_TE, residual_TE = layer.attention_norm.add(x_TE, residual_TE)
+            if layer.attention_norm is not None:
+                if number:
+                    x_TE, residual_TE = layer.attention_norm.add(x_TE, residual_TE)
+                else:
+                    x_TE = layer.attention_norm(residual_TE)
             x_TE = layer.attention(x_TE, positions_T, context)
             x_TE, residual_TE = layer.output_norm.add(x_TE, residual_TE)
             x_TE = layer.feed_forward(x_TE, self._ops)

@@ -32,7 +32,7 @@ class EncoderNames:
     words: str
     positions: str | None
     token_types: str | None
-    embedding_norm: str
+    embedding_norm: str | None
     qkv: tuple[str, ...]
     attention_output: str
     attention_norm: str
@@ -96,6 +96,7 @@ class EncoderConfig:
     both sides.
 
     Attributes:
+        rms_norm: norms have no mean and no bias.
         pre_norm: norms stand before attention and feed-forward, else behind their sums.
         gated: see `EncoderFeedForward`.
         first_position: rows of the table of positions that no position has.
@@ -114,6 +115,7 @@ class EncoderConfig:
     intermediate_size: int
     norm_eps: float
     activation: Activation
+    rms_norm: bool = False
     pre_norm: bool = False
     gated: bool = False
     attention_bias: bool = True

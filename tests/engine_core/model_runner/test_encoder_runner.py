@@ -1,6 +1,7 @@
 """Encoders from their folder through start-up, scheduler and runner, against transformers."""
 
 import dataclasses
+import json
 import shutil
 
 import numpy as np
@@ -240,6 +241,35 @@ def test_bge_m3_has_weights_and_vectors_of_tokens_beside_the_texts_vector(folder
         torch.save(wrong, path / "sparse_linear.pt")
         with pytest.raises(BrokenModelFile, match=r"_linear\.pt is not one layer.*get it again"):
             start(path, pooling=PoolingOptions(**options))
+
+
+def test_sentence_t5_is_the_mean_behind_a_dense_layer(tmp_path):
+    """Its files have the config of a whole T5, and the layer as a state dict of PyTorch."""
+    torch.manual_seed(0)
+    sizes = {"vocab_size": 99, "d_model": 48, "d_kv": 20, "d_ff": 80, "num_heads": 3}
+    model = transformers.T5EncoderModel(transformers.T5Config(**sizes, num_layers=2)).eval()
+    model.save_pretrained(tmp_path)
+    file = tmp_path / "config.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | {"is_encoder_decoder": True}))
+    kinds = ("Transformer", "Pooling", "Dense", "Normalize")
+    paths = "", *(f"{at}_{kind}" for at, kind in enumerate(kinds[1:], 1))
+    modules = [{"type": f"x.{kind}", "path": path} for kind, path in zip(kinds, paths, strict=True)]
+    (tmp_path / "modules.json").write_text(json.dumps(modules))
+    dense = tmp_path / "2_Dense"
+    dense.mkdir()
+    (dense / "config.json").write_text(
+        '{"activation_function": "torch.nn.modules.linear.Identity"}'
+    )
+    weight = torch.randn(30, 48)
+    torch.save({"linear.weight": weight}, dense / "pytorch_model.bin")
+    loop, _ = start(tmp_path)
+    for number, prompt in enumerate(prompts_of(5, 40)):
+        ask(loop, str(number), prompt)
+        loop.finish()
+        with torch.inference_mode():
+            mean = model(torch.tensor([prompt])).last_hidden_state[0].mean(0)
+        wanted = torch.nn.functional.normalize(weight @ mean, dim=0)
+        torch.testing.assert_close(answer(loop, str(number)), wanted, atol=1e-4, rtol=0)
 
 
 def test_the_more_urgent_is_first_and_an_aborted_one_is_not_computed(folder):

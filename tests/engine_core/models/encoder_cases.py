@@ -25,6 +25,8 @@ _ALBERT = _SMALL | {"embedding_size": 32, "num_hidden_groups": 2}
 _DEBERTA = _SMALL | {"relative_attention": True, "pos_att_type": ["p2c", "c2p"]}
 _DEBERTA |= {"position_buckets": 16, "share_att_key": True, "norm_rel_ebd": "layer_norm"}
 _DEBERTA |= {"position_biased_input": False, "max_position_embeddings": 160}
+_T5 = {"vocab_size": VOCAB_SIZE, "d_model": 48, "d_kv": 20, "d_ff": 80, "num_heads": 3}
+_T5 |= {"num_layers": 3}
 
 CONFIGS = {
     "Bert": lambda **more: transformers.BertConfig(**_SMALL, **more),
@@ -43,10 +45,14 @@ CONFIGS = {
 }
 
 
+BARE = {"T5Encoder": lambda **more: transformers.T5Config(**_T5 | more)}
+"""Those that have no heads at all."""
+
+
 def reference(family, kind="Model", **options):
     """transformers' model with weights that no part can be left out of unseen."""
     torch.manual_seed(len(family + kind))
-    model = getattr(transformers, family + kind)(CONFIGS[family](**options)).eval()
+    model = getattr(transformers, family + kind)((CONFIGS | BARE)[family](**options)).eval()
     for tensor in model.parameters():
         tensor.data.add_(torch.randn_like(tensor) * 0.05)
     return model

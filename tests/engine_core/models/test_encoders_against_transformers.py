@@ -1,6 +1,8 @@
 """Every family of encoders against transformers: hidden states of mixed prompts of one step, and
 heads. Tiny random weights."""
 
+import itertools
+
 import pytest
 import torch
 from safetensors.torch import load_file
@@ -11,6 +13,7 @@ from engine_core.models.registry import read_model_config
 from kernels.cpu.operations import CpuOperations
 from kernels.torch.operations import TorchOperations
 from tests.engine_core.models.encoder_cases import (
+    BARE,
     CONFIGS,
     VOCAB_SIZE,
     hidden_states,
@@ -34,8 +37,10 @@ def prompts(*lengths):
     return [torch.randint(3, VOCAB_SIZE, (length,), generator=generator) for length in lengths]
 
 
-@pytest.mark.parametrize("kind", ["Model", "ForMaskedLM"])
-@pytest.mark.parametrize("family", CONFIGS)
+@pytest.mark.parametrize(
+    ("family", "kind"),
+    [*itertools.product(CONFIGS, ["Model", "ForMaskedLM"]), *((each, "Model") for each in BARE)],
+)
 def test_hidden_states_of_mixed_prompts(ops, family, kind):
     model, asked = reference(family, kind), prompts(1, 7, 33, 150, 16)
     types = token_types(model, asked)
@@ -60,6 +65,7 @@ def test_hidden_states_of_mixed_prompts(ops, family, kind):
         ("NomicBert", {"type_vocab_size": 1, "hidden_act": "gelu_new"}),
         ("DebertaV2", {"share_att_key": False, "position_buckets": -1, "norm_rel_ebd": "none"}),
         ("DebertaV2", {"type_vocab_size": 2, "position_biased_input": True}),
+        ("T5Encoder", {"feed_forward_proj": "gated-gelu"}),
         ("ModernBert", {"hidden_activation": "silu", "attention_bias": True, "mlp_bias": True}),
         ("ModernBert", {"hidden_activation": "gelu_pytorch_tanh", "norm_bias": True}),
     ],
@@ -93,7 +99,7 @@ def test_logits_of_heads(ops, family, kind):
 
 def test_a_prompt_has_the_same_bits_alone_and_among_others():
     ops = CpuOperations(native_library_or_skip())
-    for family in ("Bert", "MPNet", "DebertaV2", "ModernBert"):
+    for family in ("Bert", "MPNet", "DebertaV2", "T5Encoder", "ModernBert"):
         model, asked = reference(family), prompts(5, 61, 120, 17)
         encoder, types = own(model, ops), token_types(model, asked)
         together = run(encoder, ops, asked, types)
