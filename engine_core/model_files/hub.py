@@ -26,7 +26,10 @@ _NAME = re.compile(
 _DEFAULT_TAG = "Q4_K_M"
 """Ollama's and llama.cpp's, too."""
 
-_SMALL_FILES = re.compile(r".*\.(json|jinja|spm)|(.*/)?(tokenizer\.model|merges\.txt)")
+_SMALL_FILES = re.compile(
+    r".*\.(json|jinja|spm)|(.*/)?(tokenizer\.model|merges\.txt)|"
+    r"(sparse|colbert)_linear\.pt|\d+_Dense/pytorch_model\.bin"  # layers, read as tensors alone
+)
 _SAFETENSORS = re.compile(r"(\d+_[^/]+/)?[^/]+\.safetensors")
 """Names of weights at the top, or of a module of sentence-transformers."""
 _SAME_AGAIN = re.compile(

@@ -95,6 +95,10 @@ def test_where_no_file_is_meant_the_choices_are_said(names, tag, words):
         (["model.safetensors", "2_Dense/model.safetensors", "2_Dense/config.json"], []),
         (["model.safetensors"], ["pytorch_model.bin", "model.fp16.safetensors", "m-Q8_0.gguf"]),
         (["consolidated.safetensors"], []),
+        (
+            ["model.safetensors", "2_Dense/pytorch_model.bin", "sparse_linear.pt"],
+            ["pytorch_model.bin", "training_args.pt"],
+        ),
     ],
 )  # fmt: skip
 def test_weights_are_fetched_once(more, dropped):
