@@ -36,6 +36,7 @@ from protocol.pooling import POOLING_SAMPLING, PoolingTask
 from protocol.requests import EngineRequest, ModelLimits
 
 if TYPE_CHECKING:
+    from frontend.multimodal.audio_families import AudioFamily
     from frontend.multimodal.inputs import MultiModalProcessor, MultiModalPrompt
 
 
@@ -313,7 +314,7 @@ class InputProcessor:
         check_chars(num_chars, "the conversation", self.model.max_model_len, is_cut=is_cut)
         items: list[MediaItem] = []
         if has_media(messages):
-            messages, items = split_media(messages, self._multimodal_processor().placeholder)
+            messages, items = split_media(messages, self._multimodal_processor().part)
         return self.tokenizer.chat_text(messages, **template_options), items
 
     def chat_tokens(
@@ -348,6 +349,13 @@ class InputProcessor:
             (text or "") if token_ids is None else token_ids, items, add_special_tokens=True
         )
         return {**given, "prompt_token_ids": media.token_ids, "multimodal": media}
+
+    def transcriber(self) -> "AudioFamily | None":
+        """How the model is asked for transcripts; None: it is not asked by a prompt. Raises
+        InvalidInput: a package is missing."""
+        if self.model.multimodal is None:
+            return None
+        return self._multimodal_processor().transcriber()
 
     def _multimodal_processor(self) -> "MultiModalProcessor":
         """Raises InvalidInput: the model takes text only, or a package is missing."""

@@ -23,6 +23,7 @@ TEXT_OF = {
     "qwen2_audio": "qwen2",
     "qwen2_vl": "qwen2_vl_text",
     "qwen2_5_vl": "qwen2_5_vl_text",
+    "qwen3_asr": "qwen3",
     "smolvlm": "llama",
     "voxtral": "llama",
 }

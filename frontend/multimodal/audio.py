@@ -2,10 +2,9 @@
 `WhisperFeatureExtractor` makes them in numpy."""
 
 import io
-import json
 import math
 import wave
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from typing import Any
@@ -15,7 +14,6 @@ import numpy.typing as npt
 
 from frontend.errors import InvalidInput
 from frontend.multimodal.media_process import decoded
-from protocol.multimodal import MultiModalInfo
 
 Floats = npt.NDArray[np.float32]
 
@@ -180,17 +178,28 @@ class LogMel:
     def features(self, samples: Floats) -> Floats:
         """[1, mel bins, frames] of one window: silence is behind what is shorter, what is longer
         is cut."""
-        samples = samples[: self.num_samples]
-        padded = np.pad(samples, (0, self.num_samples - len(samples)))
-        padded = np.pad(padded, self.n_fft // 2, mode="reflect").astype(np.float64)
+        return self.windows(samples[: self.num_samples])
+
+    def windows(self, samples: Floats) -> Floats:
+        """[windows, mel bins, frames] of a sound and the silence behind it in the last window."""
+        number = max(1, -(-len(samples) // self.num_samples))
+        padded = np.pad(samples, (0, number * self.num_samples - len(samples)))
+        log_mel = self.log_mel(padded).reshape(self.feature_size, number, -1)
+        return np.ascontiguousarray(log_mel.transpose(1, 0, 2))
+
+    def log_mel(self, samples: Floats) -> Floats:
+        """[mel bins, len(samples) // hop_length]: nothing is 80 dB below the loudest of all."""
+        padded = np.pad(samples, self.n_fft // 2, mode="reflect")
         frames = np.lib.stride_tricks.sliding_window_view(padded, self.n_fft)[:: self.hop_length]
-        window = np.hanning(self.n_fft + 1)[:-1]
-        spectrum = np.fft.rfft(frames[:-1] * window)
-        power = np.abs(spectrum.astype(np.complex64), dtype=np.float64) ** 2
-        log_mel = np.log10(np.maximum(1e-10, self._filters.T @ power.T)).astype(np.float32)
-        log_mel = np.maximum(log_mel, log_mel.max() - 8.0)
-        found: Floats = ((log_mel + 4.0) / 4.0)[None].astype(np.float32)
-        return found
+        frames, window = frames[:-1], np.hanning(self.n_fft + 1)[:-1]
+        found = np.empty((self.feature_size, len(frames)), np.float32)
+        for start in range(0, len(frames), _BLOCK // 8):
+            some = slice(start, start + _BLOCK // 8)
+            spectrum = np.fft.rfft(frames[some].astype(np.float64) * window)
+            power = np.abs(spectrum.astype(np.complex64), dtype=np.float64) ** 2
+            found[:, some] = np.log10(np.maximum(1e-10, self._filters.T @ power.T))
+        bounded: Floats = np.maximum(found, found.max() - np.float32(8))
+        return (bounded + np.float32(4)) / np.float32(4)
 
     @cached_property
     def _filters(self) -> npt.NDArray[np.float64]:
@@ -205,39 +214,3 @@ class LogMel:
         widths = np.diff(edges)
         triangles = np.minimum(-slopes[:, :-2] / widths[:-1], slopes[:, 2:] / widths[1:])
         return np.maximum(0, triangles) * (2 / (edges[2:] - edges[:-2]))
-
-
-class Qwen2Audio:
-    """A sound of up to a window's length: [1, mel bins, frames], and which frames are not silence
-    behind it; four of those are about one token."""
-
-    def __init__(self, info: MultiModalInfo, token_of: Callable[[int], str | None]) -> None:
-        config, settings = json.loads(info.config_json), json.loads(info.processor_json)
-        self.log_mel = LogMel.of_config(settings)
-        self.token_id = config.get("audio_token_id", config.get("audio_token_index", -1))
-        self.token = token_of(self.token_id) or ""
-        self.placeholder = self.token
-
-    def text(self, item: Floats) -> str:
-        if len(item) > self.log_mel.num_samples:
-            raise InvalidInput(
-                f"a sound has {len(item) / self.log_mel.sampling_rate:.1f} s, the model takes "
-                f"{self.log_mel.chunk_length} s; send it in parts"
-            )
-        after_convolution = (self.log_mel.num_frames(len(item)) - 1) // 2 + 1
-        return self.placeholder * ((after_convolution - 2) // 2 + 1)
-
-    def tensors(self, item: Floats) -> dict[str, npt.NDArray[Any]]:
-        features = self.log_mel.features(item)
-        places = np.arange(features.shape[2]) < self.log_mel.num_frames(len(item))
-        return {"input_features": features, "feature_attention_mask": places[None].astype(np.int32)}
-
-
-def audio_family(info: MultiModalInfo, token_of: Callable[[int], str | None]) -> Qwen2Audio:
-    """Raises InvalidInput: a family that is not here, or a configuration that it does not do."""
-    if info.model_type != "qwen2_audio":
-        raise InvalidInput(
-            f"sounds for models of type {info.model_type!r} are not supported, there is: "
-            "qwen2_audio; send text, or serve one of those"
-        )
-    return Qwen2Audio(info, token_of)

@@ -47,6 +47,7 @@ class _Family:
         token_of: the text of a token's id.
     """
 
+    part_type = "image"
     defaults: Mapping[str, Any] = {}
     must_be: Mapping[str, bool | None] = {
         "do_resize": True, "do_pan_and_scan": False, "pad_size": None,
@@ -101,8 +102,7 @@ class _QwenVL(_Family):
 
     def text(self, item: Image.Image) -> str:
         rows, columns = self._grid(*item.size)
-        number: int = rows * columns // self.settings["merge_size"] ** 2
-        return self.placeholder * number
+        return self.placeholder * int(rows * columns // self.settings["merge_size"] ** 2)
 
     def tensors(self, item: Image.Image) -> Tensors:
         patch, merge = self.settings["patch_size"], self.settings["merge_size"]

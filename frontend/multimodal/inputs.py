@@ -10,7 +10,8 @@ import numpy as np
 import numpy.typing as npt
 
 from frontend.errors import InvalidInput, PromptTooLong
-from frontend.multimodal.audio import audio_family, load_audio
+from frontend.multimodal.audio import load_audio
+from frontend.multimodal.audio_families import AudioFamily, audio_family
 from frontend.multimodal.fetching import FETCH_S
 from frontend.multimodal.image_families import image_family
 from frontend.multimodal.images import load_image
@@ -25,6 +26,8 @@ class Family(Protocol):
     """How a family of models takes images, or sounds. Each method raises InvalidInput: an item that
     it cannot take."""
 
+    part_type: str
+    """Of an item's part in a message, as the family's chat templates know it."""
     placeholder: str
     """The text that chat templates write for an item."""
     token: str
@@ -86,9 +89,18 @@ class MultiModalProcessor:
         self._sources = sources
         self._families: dict[str, Family] = {}
 
-    def placeholder(self, modality: str) -> str:
-        """What stands for an item in a text. Raises InvalidInput: the model takes none."""
-        return self._family(modality).placeholder
+    def part(self, modality: str) -> dict[str, str]:
+        """An item's part of a message, for a chat template. Raises InvalidInput: the model takes
+        none."""
+        family = self._family(modality)
+        return {"type": family.part_type, "placeholder": family.placeholder}
+
+    def transcriber(self) -> AudioFamily | None:
+        """How the model is asked for transcripts; None: it hears nothing, or is not asked so."""
+        if not self._info.max_items.get("audio"):
+            return None
+        family = audio_family(self._info, self._tokenizer.id_to_token)
+        return family if family.transcribes else None
 
     def process(
         self, prompt: str | list[int], items: Sequence[MediaItem], *, add_special_tokens: bool

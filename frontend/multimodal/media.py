@@ -81,12 +81,12 @@ def _kind(part: Mapping[str, Any]) -> str | None:
 
 
 def split_media(
-    messages: Sequence[Mapping[str, Any]], placeholder: Callable[[str], str]
+    messages: Sequence[Mapping[str, Any]], part_of: Callable[[str], Mapping[str, str]]
 ) -> tuple[list[Mapping[str, Any]], list[MediaItem]]:
     """Messages as templates take them, and what they hold, in order.
 
     Args:
-        placeholder: of a modality; for templates that take text only.
+        part_of: of a modality, as templates take it, with a "placeholder" for those of text only.
 
     Raises:
         InvalidInput: a part that holds something else, or nothing.
@@ -111,7 +111,7 @@ def split_media(
                 continue
             modality = _KINDS[kind]
             items.append(MediaItem(modality, _source(part, kind, index), f"{kind} {len(items)}"))
-            parts.append({"type": modality, "placeholder": placeholder(modality)})
+            parts.append(part_of(modality))
         found.append({**message, "content": parts})
     return found, items
 

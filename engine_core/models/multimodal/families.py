@@ -1,15 +1,18 @@
 """Which tensors each family's encoder takes, and how many rows it makes of them. What does not fit
 is refused before anything runs; the prompt's places must be as many as the rows."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from engine_core.models.config_fields import ConfigFields
 from engine_core.models.errors import UnsupportedArchitecture
 from engine_core.models.multimodal.interface import InputFamily, Tensors
+from engine_core.models.multimodal.sounds import Qwen2AudioSounds, Qwen3ASRSounds, VoxtralSounds
+from engine_core.models.multimodal.tensor_checks import FLOATS as _FLOATS
+from engine_core.models.multimodal.tensor_checks import INTS as _INTS
+from engine_core.models.multimodal.tensor_checks import check_tensors
+from engine_core.models.multimodal.tensor_checks import wrong_shape as _wrong
 
-_FLOATS = ("float32", "float16")
-_INTS = ("int64", "int32")
 _QWEN_MOST_PIXELS = 12_845_056
 
 
@@ -47,21 +50,7 @@ class _Images:
         return self._patches
 
     def _check_names(self, modality: str, tensors: Tensors) -> None:
-        if modality not in self.modalities:
-            raise ValueError(
-                f"an input is of type {modality!r}, the model takes {', '.join(self.modalities)}; "
-                "send those"
-            )
-        if tensors.keys() != self._takes.keys():
-            raise ValueError(
-                f"an input of type {modality!r} has the tensors {sorted(tensors)}, it must have "
-                f"{sorted(self._takes)}; send what the model's own processor makes"
-            )
-        for name, dtypes in self._takes.items():
-            if tensors[name].dtype.name not in dtypes:
-                raise ValueError(
-                    f"{name} is {tensors[name].dtype.name}, it must be one of {', '.join(dtypes)}"
-                )
+        check_tensors(modality, tensors, self.modalities, self._takes)
 
 
 class Gemma3Images(_Images):
@@ -221,14 +210,7 @@ class Qwen3Images(Qwen35Images):
             )
 
 
-def _wrong(name: str, shape: tuple[int, ...], wanted: str) -> str:
-    return (
-        f"{name} has shape {list(shape)}, the model takes {wanted}; send what its own processor "
-        "makes"
-    )
-
-
-_FAMILIES: dict[str, type[_Images]] = {
+_FAMILIES: dict[str, Callable[[Mapping[str, Any]], InputFamily]] = {
     "gemma3": Gemma3Images,
     "qwen2_vl": QwenImages,
     "qwen2_5_vl": QwenImages,
@@ -240,6 +222,9 @@ _FAMILIES: dict[str, type[_Images]] = {
     "smolvlm": Idefics3Images,
     "llava": LlavaImages,
     "mistral3": PixtralImages,
+    "voxtral": VoxtralSounds,
+    "qwen2_audio": Qwen2AudioSounds,
+    "qwen3_asr": Qwen3ASRSounds,
 }
 
 MODEL_TYPES = tuple(_FAMILIES)

@@ -10,6 +10,7 @@ import torch
 
 from engine_core.models.errors import ModelError, ModelWeightsError
 from engine_core.models.multimodal.interface import InputFamily, Tensors
+from engine_core.models.multimodal.sounds import Sounds
 
 _TEXT_PARTS = ("language_model", "text_model")
 
@@ -41,6 +42,8 @@ class TransformersEncoder:
         num_threads = torch.get_num_threads()
         torch.set_num_threads(self._num_threads)
         try:
+            if isinstance(self.family, Sounds):
+                return self.family.rows(self._model.model, own)
             output = self._model.model.get_image_features(**own, return_dict=True)
         finally:
             torch.set_num_threads(num_threads)
@@ -62,7 +65,7 @@ def load_encoder(
         ModelWeightsError: tensors are missing or of a wrong shape.
         ModelError: transformers cannot load it for another reason.
     """
-    from transformers import AutoConfig, AutoModelForImageTextToText
+    from transformers import AutoConfig, AutoModelForMultimodalLM
     from transformers.utils import logging as transformers_logging
 
     transformers_logging.set_verbosity_error()
@@ -73,7 +76,7 @@ def load_encoder(
         )
         if hasattr(full_config, "quantization_config"):
             del full_config.quantization_config  # of the language model's weights
-        model_class = _without_text(AutoModelForImageTextToText._model_mapping[type(full_config)])
+        model_class = _without_text(AutoModelForMultimodalLM._model_mapping[type(full_config)])
         model, report = model_class.from_pretrained(
             path,
             config=full_config,

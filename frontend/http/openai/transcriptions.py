@@ -1,26 +1,34 @@
-"""POST /v1/audio/transcriptions and /v1/audio/translations, by Whisper's models."""
+"""POST /v1/audio/transcriptions and /v1/audio/translations, by Whisper's models, and by decoders
+that a prompt asks for a transcript."""
 
 import asyncio
 import contextlib
 import functools
 import re
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 from starlette.datastructures import UploadFile
 from starlette.requests import Request
-from starlette.responses import PlainTextResponse, Response
+from starlette.responses import Response
 
 from frontend.async_llm import AsyncLLM
 from frontend.http.api_errors import ApiError
-from frontend.http.event_stream import json_response, until_disconnect
+from frontend.http.event_stream import until_disconnect
 from frontend.http.exchange import Exchange, exchange_of
 from frontend.http.generation.parameters import same_names
+from frontend.http.openai.transcription_forms import (
+    TranscribedSegment,
+    TranscriptionRequest,
+    VerboseTranscription,
+    in_format,
+)
 from frontend.http.operations import operation
 from frontend.http.served_models import served_models
-from frontend.inputs.encoder_prompts import EncoderDecoderPrompt, EncoderPrompts
-from frontend.multimodal.media import in_thread
+from frontend.inputs.encoder_prompts import EncoderDecoderPrompt
+from frontend.inputs.prompts import PromptInput
+from frontend.multimodal.media import MediaItem, in_thread
 from frontend.outputs import CompletionOutput
 from frontend.sampling_params import SamplingParams
 from frontend.text.long_texts import read_texts
@@ -28,66 +36,12 @@ from frontend.text.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
     from frontend.multimodal.audio import Floats
+    from frontend.multimodal.audio_families import AudioFamily
 
 _LANGUAGE = re.compile(r"<\|([a-z]{2,3})\|>")
 _TIME = re.compile(r"<\|(\d+\.\d\d)\|>")
 _QUIET_S, _CUT_S = 0.1, 1.0
 """A sound is cut where so long a part of the last second of a window is the quietest."""
-
-
-class TranscriptionRequest(msgspec.Struct, forbid_unknown_fields=True):
-    """The fields of the form beside `file`."""
-
-    model: str | None = None
-    language: str | None = None
-    prompt: str | None = None
-    response_format: Literal["json", "text", "srt", "verbose_json", "vtt"] = "json"
-    temperature: float = 0.0
-    timestamp_granularities: list[Literal["segment"]] | None = None
-    chunking_strategy: Literal["auto"] | None = None
-    stream: Literal[False] = False
-    top_p: float = 1.0
-    top_k: int = 0
-    min_p: float = 0.0
-    seed: int | None = None
-    repetition_penalty: float = 1.0
-    presence_penalty: float = 0.0
-    frequency_penalty: float = 0.0
-    max_completion_tokens: int | None = None
-    user: str | None = None
-
-
-class DurationUsage(msgspec.Struct, kw_only=True):
-    type: str = "duration"
-    seconds: int
-
-
-class Transcription(msgspec.Struct, kw_only=True):
-    text: str
-    usage: DurationUsage
-
-
-class TranscribedSegment(msgspec.Struct, kw_only=True):
-    """`start`, `end` in seconds."""
-
-    id: int
-    start: float
-    end: float
-    text: str
-    tokens: list[int]
-    temperature: float
-    avg_logprob: float
-
-
-class VerboseTranscription(msgspec.Struct, kw_only=True):
-    """`json` has `text` and `usage` of it."""
-
-    task: str
-    language: str
-    duration: float
-    text: str
-    segments: list[TranscribedSegment]
-    usage: DurationUsage
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,18 +69,28 @@ async def translations(request: Request) -> Response:
 async def _answer(request: Request, task: str) -> Response:
     asked, data = await _form(request)
     llm = await served_models(request).get(asked.model)
-    encoder = llm.input_processor.encoder_prompts
-    if encoder is None or encoder.modality != "audio":
+    encoder, exchange = llm.input_processor.encoder_prompts, exchange_of(request)
+    hearing: _Hearing | _Asking
+    if encoder is not None and encoder.modality == "audio":
+        log_mel = encoder.log_mel()  # says what to install if numpy is missing
+        hearing = _Hearing(llm, asked, task, exchange, encoder.start_token_ids)
+        size = log_mel.num_samples
+    elif (family := llm.input_processor.transcriber()) is not None:
+        log_mel = family.log_mel
+        hearing = _Asking(llm, asked, task, exchange, family)
+        size = int(log_mel.sampling_rate * family.seconds_at_once(llm.model.max_model_len // 2))
+    else:
         raise ApiError(
             400,
-            f"model {exchange_of(request).model!r} does not transcribe; serve one of Whisper's",
+            f"model {exchange.model!r} does not transcribe; serve one of Whisper's, Voxtral or "
+            "Qwen3-ASR",
             param="model",
         )
-    windows = await in_thread(functools.partial(_windows, encoder, data), decodes=True)
-    hearing = _Hearing(llm, asked, task, exchange_of(request), encoder.start_token_ids)
+    cut = functools.partial(_windows, data, log_mel.sampling_rate, size)
+    windows = await in_thread(cut, decodes=True)
     segments = await until_disconnect(request, hearing.all_of(windows))
     duration = sum(window.duration for window in windows)
-    return _in_format(asked, task, hearing.language or "", segments, duration)
+    return in_format(asked, task, hearing.language or "", segments, duration)
 
 
 async def _form(request: Request) -> tuple[TranscriptionRequest, bytes]:
@@ -156,12 +120,10 @@ async def _form(request: Request) -> tuple[TranscriptionRequest, bytes]:
 # ---------------------------------------------------------------------- what the model hears
 
 
-def _windows(encoder: EncoderPrompts, data: bytes) -> list[_Window]:
-    """Raises InvalidInput: no sound."""
-    log_mel = encoder.log_mel()  # says what to install if numpy is missing
+def _windows(data: bytes, rate: int, size: int) -> list[_Window]:
+    """A file's sound in parts of at most `size` samples. Raises InvalidInput: no sound."""
     from frontend.multimodal.audio import load_audio, quietest
 
-    rate, size = log_mel.sampling_rate, log_mel.num_samples
     samples = load_audio(data, "file", rate)
     windows, start = [], 0
     while start < len(samples):
@@ -182,6 +144,31 @@ def _marks(tokenizer: Tokenizer) -> dict[str, int]:
         (tokenizer.id_to_token(token_id), token_id) for token_id in range(tokenizer.vocab_size)
     )
     return {name: token_id for name, token_id in names if name and name.startswith("<|")}
+
+
+def _logprobs(output: CompletionOutput) -> list[float]:
+    """Log-probabilities of the tokens, if they were asked for."""
+    return [next(iter(each.values())).logprob for each in output.logprobs or ()]
+
+
+def _params(asked: TranscriptionRequest) -> SamplingParams:
+    return SamplingParams(
+        **{name: getattr(asked, name) for name in same_names(TranscriptionRequest)},
+        max_tokens=asked.max_completion_tokens,
+        logprobs=0 if asked.response_format == "verbose_json" else None,
+    )
+
+
+async def _last(
+    llm: AsyncLLM, prompt: PromptInput, params: SamplingParams, sent_as: dict[str, Any]
+) -> CompletionOutput:
+    """A request's last output."""
+    last = None
+    async with contextlib.aclosing(llm.generate(prompt, params, **sent_as)) as outputs:
+        async for output in outputs:
+            last = output
+    assert last is not None, "a request has a last output"
+    return last.outputs[0]
 
 
 class _Hearing:
@@ -244,12 +231,7 @@ class _Hearing:
     async def _hear(self, window: _Window) -> list[TranscribedSegment]:
         asked = self._asked
         start = await read_texts(self._decoder_start, len(asked.prompt or ""))
-        params = SamplingParams(
-            **{name: getattr(asked, name) for name in same_names(TranscriptionRequest)},
-            max_tokens=asked.max_completion_tokens,
-            logprobs=0 if asked.response_format == "verbose_json" else None,
-        )
-        return self._segments(window, await self._generate(window, start, params))
+        return self._segments(window, await self._generate(window, start, _params(asked)))
 
     async def _generate(
         self, window: _Window, start: list[int], params: SamplingParams
@@ -258,13 +240,7 @@ class _Hearing:
             "encoder_prompt": {"multi_modal_data": {"audio": (window.samples, window.rate)}},
             "decoder_prompt": {"prompt_token_ids": start},
         }
-        outputs = self._llm.generate(prompt, params, **self._exchange.sent_as(self._asked.user))
-        last = None
-        async with contextlib.aclosing(outputs):
-            async for output in outputs:
-                last = output
-        assert last is not None, "a request has a last output"
-        return last.outputs[0]
+        return await _last(self._llm, prompt, params, self._exchange.sent_as(self._asked.user))
 
     def _decoder_start(self) -> list[int]:
         """What was said before, the model's start, language, task, and whether it gives times."""
@@ -285,7 +261,7 @@ class _Hearing:
 
     def _segments(self, window: _Window, output: CompletionOutput) -> list[TranscribedSegment]:
         """Its text between two times each, or all of it."""
-        logprobs = [next(iter(each.values())).logprob for each in output.logprobs or ()]
+        logprobs = _logprobs(output)
         spans: list[tuple[float, float, list[int], list[float]]] = []
         start, tokens, values = 0.0, list[int](), list[float]()
         for place, token_id in enumerate(output.token_ids):
@@ -318,47 +294,54 @@ class _Hearing:
         ]
 
 
-def _in_format(
-    asked: TranscriptionRequest,
-    task: str,
-    language: str,
-    segments: list[TranscribedSegment],
-    duration: float,
-) -> Response:
-    text = "".join(
-        each.text if each.text.startswith(" ") else f" {each.text}" for each in segments
-    ).strip()
-    usage = DurationUsage(seconds=-int(-duration // 1))
-    match asked.response_format:
-        case "text":
-            return PlainTextResponse(text + "\n")
-        case "srt":
-            return PlainTextResponse("".join(_cue(each, ",", number=True) for each in segments))
-        case "vtt":
-            cues = "".join(_cue(each, ".", number=False) for each in segments)
-            return PlainTextResponse(f"WEBVTT\n\n{cues}")
-        case "verbose_json":
-            return json_response(
-                VerboseTranscription(
-                    task=task,
-                    language="en" if task == "translate" else language,
-                    duration=round(duration, 2),
-                    text=text,
-                    segments=segments,
-                    usage=usage,
-                )
+class _Asking:
+    """One request's windows, for a decoder that a prompt asks for their transcripts. `language`: of
+    the first, if the model says it."""
+
+    def __init__(
+        self,
+        llm: AsyncLLM,
+        asked: TranscriptionRequest,
+        task: str,
+        exchange: Exchange,
+        family: "AudioFamily",
+    ) -> None:
+        self._llm = llm
+        self._asked = asked
+        self._exchange = exchange
+        self._family = family
+        self._text = family.transcript_prompt(asked.language, asked.prompt)
+        self.language = asked.language
+        if task == "translate":
+            raise ApiError(400, f"the model has no task {task!r}; use /v1/audio/transcriptions")
+        if asked.response_format in ("srt", "vtt"):
+            raise ApiError(
+                400,
+                f"response_format is {asked.response_format!r}, and the model gives no times; use "
+                "json, text or verbose_json",
+                param="response_format",
             )
-    return json_response(Transcription(text=text, usage=usage))
 
+    async def all_of(self, windows: list[_Window]) -> list[TranscribedSegment]:
+        heard = await asyncio.gather(*(self._hear(window) for window in windows))
+        self.language = self.language or next((found for found, _ in heard if found), None)
+        segments = [segment for _, segment in heard if segment.text]
+        return [msgspec.structs.replace(each, id=n) for n, each in enumerate(segments)]
 
-def _cue(segment: TranscribedSegment, point: str, *, number: bool) -> str:
-    times = " --> ".join(_clock(each, point) for each in (segment.start, segment.end))
-    head = f"{segment.id + 1}\n" if number else ""
-    return f"{head}{times}\n{segment.text.strip()}\n\n"
-
-
-def _clock(seconds: float, point: str) -> str:
-    whole, thousandths = divmod(round(seconds * 1000), 1000)
-    minutes, second = divmod(whole, 60)
-    hours, minute = divmod(minutes, 60)
-    return f"{hours:02}:{minute:02}:{second:02}{point}{thousandths:03}"
+    async def _hear(self, window: _Window) -> tuple[str | None, TranscribedSegment]:
+        items = [MediaItem("audio", (window.samples, window.rate), "file")]
+        read = functools.partial(self._llm.input_processor.chat_tokens, self._text, items)
+        prompt = await in_thread(read, decodes=True)
+        sent_as = self._exchange.sent_as(self._asked.user)
+        output = await _last(self._llm, prompt, _params(self._asked), sent_as)
+        language, text = self._family.transcript_of(output.text)
+        logprobs = _logprobs(output)
+        return language, TranscribedSegment(
+            id=0,
+            start=round(window.start, 2),
+            end=round(window.start + window.duration, 2),
+            text=text,
+            tokens=list(output.token_ids),
+            temperature=self._asked.temperature,
+            avg_logprob=sum(logprobs) / len(logprobs) if logprobs else 0.0,
+        )

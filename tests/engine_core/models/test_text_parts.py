@@ -77,7 +77,7 @@ def test_experts_with_inputs_first_are_those_of_the_model(tmp_path, paged_logits
         ("Gemma3", None),
         ("Gemma4", "no encoder of a model of type 'gemma4' is supported, there are: gemma3"),
         ("Llava", "LLaVA's images by a 'pixtral' are not supported"),
-        ("Voxtral", "no encoder of a model of type 'voxtral' is supported, there are: gemma3"),
+        ("InternVL", "no encoder of a model of type 'internvl' is supported, there are: gemma3"),
     ],
 )
 def test_without_an_encoder_of_ours_prompts_are_text(stem, why, tmp_path, caplog):

@@ -1,11 +1,12 @@
-"""Tiny models of transformers that take images, made-up images for them, and what they answer."""
+"""Tiny models of transformers that take images or sounds, made-up ones for them, and what they
+answer."""
 
 import dataclasses
 import functools
 
 import numpy as np
 import torch
-from transformers import AutoConfig, AutoModelForImageTextToText
+from transformers import AutoConfig, AutoModelForMultimodalLM
 
 from engine_core.scheduler.records.prompt_content import MultiModalFeature
 
@@ -40,6 +41,10 @@ QWEN3_TEXT = TEXT | {
 QWEN3_VISION = QWEN_VISION | {
     "depth": 3, "hidden_size": 32, "intermediate_size": 48, "out_hidden_size": 32,
     "num_position_embeddings": 16, "deepstack_visual_indexes": [0, 2],
+}  # fmt: skip
+SOUND = {
+    "d_model": 32, "encoder_layers": 2, "encoder_attention_heads": 2, "encoder_ffn_dim": 128,
+    "num_mel_bins": 6, "max_source_positions": 20, "initializer_range": 0.3,
 }  # fmt: skip
 CONFIGS = {
     "qwen2_vl": {
@@ -96,6 +101,19 @@ CONFIGS = {
         | {"model_type": "clip_vision_model", "num_hidden_layers": 3, "projection_dim": 32},
         "image_token_index": IMAGE, "image_seq_length": 16,
     },
+    "voxtral": {
+        "text_config": TEXT | {"model_type": "llama", "head_dim": 8}, "audio_config": SOUND,
+        "audio_token_id": IMAGE,
+    },
+    "qwen2_audio": {
+        "text_config": TEXT, "audio_config": SOUND, "audio_token_id": IMAGE,
+    },
+    "qwen3_asr": {
+        "text_config": TEXT | {"head_dim": 8},
+        "audio_config": SOUND
+        | {"output_dim": 32, "n_window_infer": 100, "downsample_hidden_size": 8},
+        "audio_token_id": IMAGE,
+    },
 }  # fmt: skip
 
 
@@ -111,7 +129,7 @@ class Image:
 def make_model(model_type):
     torch.manual_seed(0)
     config = AutoConfig.for_model(model_type, **CONFIGS[model_type])
-    return AutoModelForImageTextToText.from_config(config, attn_implementation="eager").eval()
+    return AutoModelForMultimodalLM.from_config(config, attn_implementation="eager").eval()
 
 
 def save_model(model_type, path):
@@ -121,8 +139,10 @@ def save_model(model_type, path):
 
 def make_image(model_type, seed, size=(4, 4)):
     """`size`: of the grid of a Qwen model or Pixtral, in patches; of Idefics3 and SmolVLM the first
-    is twice the number of tiles."""
+    is twice the number of tiles; of a sound it is about its length."""
     draw = np.random.default_rng(seed)
+    if "audio_config" in CONFIGS[model_type]:
+        return make_sound(model_type, draw, size[0] * size[1])
     if model_type.startswith("qwen"):
         rows, columns = size
         values = draw.standard_normal((rows * columns, 3 * 2 * 16), dtype=np.float32)
@@ -140,6 +160,22 @@ def make_image(model_type, seed, size=(4, 4)):
         return Image({"pixel_values": pixels, "image_sizes": sizes}, rows * columns // 4)
     pixels = draw.standard_normal((1, 3, 16, 16), dtype=np.float32)
     return Image({"pixel_values": pixels}, 16)
+
+
+def make_sound(model_type, draw, size):
+    if model_type == "voxtral":
+        features = draw.standard_normal((size // 8, 6, 40), np.float32)
+        return Image({"input_features": features}, 5 * (size // 8))
+    if model_type == "qwen2_audio":
+        number, num_frames, name = min(3 * size - 9, 40), 40, "feature_attention_mask"
+        num_rows = ((number - 1) // 2 + 1) // 2
+    else:
+        number, name = {12: 20, 16: 130, 24: 148}[size], "input_features_mask"
+        num_frames = -(-number // 100) * 100
+        num_rows = number // 100 * 13 + -(-(number % 100) // 8)
+    features = draw.standard_normal((1, 6, num_frames), np.float32)
+    mask = (np.arange(num_frames) < number)[None].astype(np.int64)
+    return Image({"input_features": features, name: mask}, num_rows)
 
 
 def make_prompt(model_type, parts):
@@ -164,9 +200,10 @@ def make_prompt(model_type, parts):
                 ids.append(BEGIN)
         name = repr([(k, v.tobytes()) for k, v in sorted(part.tensors.items())])
         identifier = hash_of(name)
+        modality = "audio" if "input_features" in part.tensors else "image"
         features.append(
             MultiModalFeature(
-                "image", start, runs[-1][1], part.num_rows, identifier, tuple(runs), part.tensors
+                modality, start, runs[-1][1], part.num_rows, identifier, tuple(runs), part.tensors
             )
         )
     return ids, features
@@ -191,6 +228,9 @@ def answer(model_type, ids, images, num_tokens=8):
                 torch.nn.functional.pad(part, (0, right, 0, below))
                 for part, (right, below) in zip(parts, sides, strict=True)
             ]
+        if model_type == "qwen3_asr":
+            longest = max(part.shape[-1] for part in parts)
+            parts = [torch.nn.functional.pad(part, (0, longest - part.shape[-1])) for part in parts]
         tensors[name] = torch.cat(parts, dim=1 if model_type in ("smolvlm", "idefics3") else 0)
     num_prompt = len(ids)
     while True:

@@ -9,6 +9,7 @@ from engine_core.models.multimodal.families import (
     LlavaImages,
     QwenImages,
 )
+from engine_core.models.multimodal.sounds import Qwen2AudioSounds, Qwen3ASRSounds, VoxtralSounds
 from engine_core.server.multimodal import MultiModalReader
 from protocol.errors import InvalidParameter
 from protocol.multimodal import MultiModalInput, TensorRef
@@ -42,7 +43,8 @@ def make_request(frames, *, modality="image", start=2, stop=6, runs=(), num_inpu
 
 
 def read(frames=None, family=LLAVA, *, max_input_bytes=2000, **options):
-    reader = MultiModalReader(family, max_items={"image": 2}, max_input_bytes=max_input_bytes)
+    limits = dict.fromkeys(family.modalities, 2)
+    reader = MultiModalReader(family, max_items=limits, max_input_bytes=max_input_bytes)
     return reader.read(*make_request(frames or {"pixel_values": PIXELS}, **options))
 
 
@@ -84,9 +86,40 @@ MASK = np.ones((1, 1, 8, 8), np.int64)
 IDEFICS = Idefics3Images({"vision_config": VISION, "scale_factor": 1})
 
 
+SOUND = {"audio_config": {"num_mel_bins": 2, "max_source_positions": 8}}
+VOXTRAL, QWEN2_AUDIO, QWEN3_ASR = (
+    make(SOUND) for make in (VoxtralSounds, Qwen2AudioSounds, Qwen3ASRSounds)
+)
+
+
+def heard(family, frames, mask=None):
+    """Options of `read`: so many frames, of which the mask leaves those with a one."""
+    tensors = {"input_features": np.ones((1, 2, frames), np.float32)}
+    if mask is not None:
+        is_any = family is QWEN3_ASR
+        tensors["input_features_mask" if is_any else "feature_attention_mask"] = mask
+    return {"family": family, "modality": "audio", "frames": tensors, "max_input_bytes": 9999}
+
+
+def ones(number, size=16):
+    return (np.arange(size) < number)[None].astype(np.int64)
+
+
 @pytest.mark.parametrize(
     ("options", "words"),
     [
+        (heard(VOXTRAL, 15), r"shape \[1, 2, 15\], the model takes \[windows, 2, 16\]"),
+        (heard(VOXTRAL, 16) | {"modality": "image"}, "1 of type 'image', the limit is 0"),
+        (heard(QWEN2_AUDIO, 15, ones(9, 15)), r"the model takes \[1, 2, 16\]"),
+        (heard(QWEN2_AUDIO, 16, ones(9, 15)), r"feature_attention_mask has shape \[1, 15\]"),
+        (heard(QWEN2_AUDIO, 16, ones(0)), "ones and zeros behind them, with at least one"),
+        (heard(QWEN2_AUDIO, 16, 1 - ones(9)), "ones and zeros behind them"),
+        (heard(QWEN2_AUDIO, 16, 2 * ones(9)), "ones and zeros behind them"),
+        (heard(QWEN2_AUDIO, 16, ones(2)), "a sound of 2 frames makes no row"),
+        (heard(QWEN2_AUDIO, 16, ones(9)), "4 places in 1 runs, its tensors make 2 rows"),
+        (heard(QWEN3_ASR, 16, ones(9)), "has 16 frames for 9, it must be the next multiple of 100"),
+        (heard(QWEN3_ASR, 200, ones(100, 200)), "has 200 frames for 100"),
+        (heard(QWEN3_ASR, 100, ones(33, 100)), "4 places in 1 runs, its tensors make 5 rows"),
         ({"modality": "audio"}, "1 of type 'audio', the limit is 0.*--limit-mm-per-prompt"),
         ({"num_inputs": 3, "stop": 4, "start": 0}, "3 of type 'image', the limit is 2"),
         ({"start": -1}, r"positions \[-1, 6\) of a prompt of 12"),

@@ -28,7 +28,8 @@ from protocol.outputs import TokenizerInfo
 WORDS = ["<|image_pad|>", "<|vision_start|>", "<|vision_end|>", "<start_of_image>"]
 WORDS += ["<image_soft_token>", "<end_of_image>", "<image>", "<fake_token_around_image>"]
 WORDS += ["<global-img>", "<end_of_utterance>", "<|AUDIO|>", "<|audio_bos|>", "<|audio_eos|>"]
-WORDS += ["[IMG]", "[IMG_BREAK]", "[IMG_END]"]
+WORDS += ["[IMG]", "[IMG_BREAK]", "[IMG_END]", "[AUDIO]", "[BEGIN_AUDIO]", "[INST]", "[/INST]"]
+WORDS += ["<s>", "[TRANSCRIBE]", "<|audio_pad|>", "<|audio_start|>", "<|audio_end|>", "<asr_text>"]
 WORDS += [f"<row_{row}_col_{column}>" for row in range(1, 7) for column in range(1, 7)]
 
 
@@ -77,6 +78,11 @@ CONFIGS: dict[str, dict[str, Any]] = {
         "vision_config": {"patch_size": 7},
     },
     "qwen2_audio": {"audio_token_index": id_of("<|AUDIO|>")},
+    "voxtral": {
+        "audio_token_id": id_of("[AUDIO]"),
+        "audio_config": {"hidden_size": 8, "intermediate_size": 32},
+    },
+    "qwen3_asr": {"audio_token_id": id_of("<|audio_pad|>")},
 }
 
 

@@ -3,18 +3,31 @@
 import io
 import struct
 import wave
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from transformers import Qwen2AudioProcessor, WhisperFeatureExtractor
+from transformers import (
+    Qwen2AudioProcessor,
+    Qwen3ASRFeatureExtractor,
+    Qwen3ASRProcessor,
+    WhisperFeatureExtractor,
+)
 
 from frontend.errors import InvalidInput
 from frontend.multimodal.audio import MAX_SECONDS, LogMel, load_audio, resampled
 from frontend.multimodal.media import MediaItem
 from tests.frontend.multimodal import models
 from tests.profiles import examples
+
+QWEN3_ASR_TEMPLATE = (
+    "<|im_start|>system\n{% for m in messages if m.role == 'system' %}{{ m.content[0].text }}"
+    "{% endfor %}<|im_end|>\n<|im_start|>user\n<|audio_start|><|audio_pad|><|audio_end|>"
+    "<|im_end|>\n<|im_start|>assistant\n{{ messages[-1].content[0].text }}<|im_end|>\n"
+)
+"""What the published one writes of a context, a sound and an answer."""
 
 
 def speech(seconds: float, seed: int = 0) -> np.ndarray:
@@ -71,10 +84,87 @@ def test_qwen2_audio_gets_features_mask_and_tokens():
             each.stop - each.start
         )
         for name, atol in (("input_features", 3e-5), ("feature_attention_mask", 0)):
-            ref = each.tensors[name]
-            array = np.frombuffer(ours.frames[ref.frame], ref.dtype).reshape(ref.shape)
+            array = tensors_of(ours, index)[name]
             assert array.dtype == theirs[name].dtype
             np.testing.assert_allclose(array[0], theirs[name][index], rtol=0, atol=atol)
+
+
+def tensors_of(made, which):
+    """Arrays by name of the input of this number."""
+    return {
+        name: np.frombuffer(made.frames[ref.frame], ref.dtype).reshape(ref.shape)
+        for name, ref in made.inputs[which].tensors.items()
+    }
+
+
+def noise(seconds, seed=0):
+    rng = np.random.default_rng(seed)
+    return rng.standard_normal(int(seconds * 16_000)).astype(np.float32)
+
+
+def test_voxtral_hears_windows_with_silence_behind_the_last():
+    """As its processor, which needs packages for that: windows of the features of the whole."""
+    extractor = WhisperFeatureExtractor(feature_size=128)
+    case = models.Case("voxtral", SimpleNamespace(feature_extractor=extractor))
+    sounds = [noise(30.01), noise(2.3, seed=1)]
+    items = [MediaItem("audio", (sound, 16_000), "a") for sound in sounds]
+    made = case.ours().process("[INST][AUDIO]a[AUDIO]b", items, add_special_tokens=False)
+    begin, token = models.id_of("[BEGIN_AUDIO]"), models.id_of("[AUDIO]")
+    rows = [each for each in made.token_ids if each in (begin, token)]
+    assert rows == [begin, *[token] * 750, begin, *[token] * 375]
+    assert [each.stop - each.start for each in made.inputs] == [750, 375]
+    for index, sound in enumerate(sounds):
+        theirs = extractor(
+            sound, sampling_rate=16_000, padding=True, truncation=False, pad_to_multiple_of=480_000,
+            return_tensors="np",
+        )["input_features"]  # fmt: skip
+        theirs = theirs.reshape(128, -1, 3000).transpose(1, 0, 2)
+        (ours,) = tensors_of(made, index).values()
+        assert ours.shape == theirs.shape
+        np.testing.assert_allclose(ours, theirs, atol=1e-5)
+
+
+@pytest.mark.parametrize("seconds", [0.2, 1, 3.2173, 11.05])
+def test_qwen3_asr_gets_features_mask_and_tokens(seconds):
+    tokenizer = models.their_tokenizer(
+        audio_token="<|audio_pad|>", audio_bos_token="<|audio_start|>",
+        audio_eos_token="<|audio_end|>",
+    )  # fmt: skip
+    tokenizer.pad_token = "<|audio_eos|>"
+    case = models.Case("qwen3_asr", Qwen3ASRProcessor(Qwen3ASRFeatureExtractor(), tokenizer))
+    prompt, sound = "a <|audio_start|><|audio_pad|><|audio_end|>b", noise(seconds)
+    items = [MediaItem("audio", (sound, 16_000), "a")]
+    made = case.ours().process(prompt, items, add_special_tokens=False)
+    theirs = case.processor(text=[prompt], audio=[sound], sampling_rate=16_000)
+    assert made.token_ids == theirs["input_ids"][0].tolist()
+    ours = tensors_of(made, 0)
+    for name in ("input_features", "input_features_mask"):
+        expected = theirs[name].numpy()
+        assert (ours[name].shape, ours[name].dtype) == (expected.shape, expected.dtype)
+        np.testing.assert_allclose(ours[name], expected, rtol=0, atol=1e-5)
+
+
+def test_qwen3_asr_is_asked_and_understood_as_its_processor_does():
+    tokenizer = models.their_tokenizer(
+        audio_token="<|audio_pad|>", audio_bos_token="<|audio_start|>",
+        audio_eos_token="<|audio_end|>",
+    )  # fmt: skip
+    theirs = Qwen3ASRProcessor(Qwen3ASRFeatureExtractor(), tokenizer, QWEN3_ASR_TEMPLATE)
+    ours = models.Case("qwen3_asr", theirs).ours().transcriber()
+    for language, context in ((None, None), ("en", "Names: Ada."), ("Chinese", None)):
+        (expected,) = theirs.apply_transcription_request(
+            [noise(0.1)], language=language, prompt=context, tokenize=False
+        )
+        assert ours.transcript_prompt(language, context) == expected
+    with pytest.raises(InvalidInput, match="language is 'xx', the model knows ar, yue, zh"):
+        ours.transcript_prompt("xx", None)
+    repeats = ["ha" * 19, "ha" * 20, "ha" * 45 + "!", "a" * 20, "a" * 21, "ab" * 25 + "cde" * 30]
+    heads = ["language English<asr_text>", "language None<asr_text>", "", " <asr_text>", "Klingon"]
+    for head in [*heads, "language English\nx<asr_text>", "Klingon<asr_text>"]:
+        for said in ["", " a word. ", *repeats, *("z" + each + " " + each for each in repeats)]:
+            expected = theirs.parse_output(head + said)
+            code = {"English": "en"}.get(expected["language"], expected["language"])
+            assert ours.transcript_of(head + said) == (code, expected["transcription"])
 
 
 @pytest.mark.parametrize("width", [1, 2, 3, 4])

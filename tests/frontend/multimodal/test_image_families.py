@@ -147,7 +147,7 @@ def test_settings_that_are_not_done_are_refused_by_name(settings, words):
 def test_models_that_are_not_known_are_refused_by_name(changes, words):
     info = replace(case_of("llava of CLIP").info(), **changes)
     with pytest.raises(InvalidInput, match=words):
-        processor(info).placeholder("image")
+        processor(info).part("image")
 
 
 def test_a_processor_that_came_without_files_goes_by_the_model(tmp_path):
