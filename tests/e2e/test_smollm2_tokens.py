@@ -19,7 +19,7 @@ from tests.frontend.http.http_server import serving
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
-NUM_OUTPUT = 16
+NUM_OUTPUT = 24
 FLOATS = ("--dtype", "float32")
 """Dequantised, as transformers does; by default the file's own blocks run."""
 SHORT = (1, 2, 15, 16, 17, 63, 64, 65, 128, 129, 257)
