@@ -5,7 +5,7 @@ import torch
 from paged_steps import keys_in_panels, step
 
 from kernels.cpu.operations import CpuOperations
-from kernels.interface.operations import AttentionParams
+from kernels.interface.operations import AttentionParams, PositionScores
 from tests.kernels.cpu.instruction_sets import covering_sets
 from tests.kernels.paged_steps import reference_paged_attention
 
@@ -27,6 +27,39 @@ def test_it_equals_the_reference_and_reads_nothing_out_of_sight(library, lengths
     requests = [(length, length) for length in lengths]
     out, expected = attend(CpuOperations(library), requests, window, block_size=64)
     torch.testing.assert_close(out, expected, atol=1e-5, rtol=1e-5)
+
+
+@covering_sets(lengths=LENGTHS[1:])
+@pytest.mark.usefixtures("isa")
+def test_scores_of_positions_are_added(library, lengths):
+    ops, (heads, buckets, reach) = CpuOperations(library), (9, 14, 40)
+    requests = [(length, length) for length in lengths]
+    q_THD, k, v, metadata = step(ops, requests, bidirectional=True, block_size=64)
+    made = torch.Generator().manual_seed(5)
+    scores = torch.randn(2, heads, len(q_THD), buckets, generator=made)
+    positions = PositionScores(
+        queries=list(scores[0]),
+        keys=list(scores[1]),
+        buckets_N=torch.randint(buckets, (2 * reach + 1,), generator=made).int(),
+        num_buckets=buckets,
+    )
+    params = AttentionParams(scale=0.3)
+    found = ops.paged_attention(q_THD, keys_in_panels(k), v, metadata, params, positions)
+    start = 0
+    for request, length in enumerate(lengths):
+        of_step, blocks = slice(start, start + length), metadata.block_table_RM[request].long()
+        start += length
+        k_LHD, v_LHD = (
+            cache[blocks].flatten(0, 1)[:length].repeat_interleave(3, 1) for cache in (k, v)
+        )
+        distance_LL = torch.arange(length) - torch.arange(length)[:, None]
+        bucket_LL = positions.buckets_N[distance_LL.clamp(-reach, reach) + reach].long()
+        of_queries, of_keys = scores[:, :, of_step]
+        score_HLL = 0.3 * torch.einsum("qhd,lhd->hql", q_THD[of_step], k_LHD)
+        score_HLL += of_queries.gather(2, bucket_LL.expand(heads, -1, -1))
+        score_HLL += of_keys.mT.gather(1, bucket_LL.expand(heads, -1, -1))
+        expected = torch.einsum("hql,lhd->qhd", score_HLL.softmax(2), v_LHD)
+        torch.testing.assert_close(found[of_step], expected, atol=1e-5, rtol=1e-5)
 
 
 @pytest.mark.parametrize("head_size", [32, 40, 64])
