@@ -2,6 +2,7 @@
 that transformers adds from `tokenizer_config.json` are written into it; `add_bos_token` and
 `add_eos_token` are ignored beside a tokenizer.json, as transformers ignores them."""
 
+import logging
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,8 @@ from tokenizers import AddedToken, Tokenizer
 from engine_core.model_files.errors import BrokenModelFile
 from engine_core.model_files.interface import TokenizerFiles, default_template
 from engine_core.model_files.json_file import read_json_object_if_present
+
+logger = logging.getLogger(__name__)
 
 SPECIAL_TOKEN_KEYS = ("bos_token", "eos_token", "unk_token", "pad_token")
 _LARGEST_ID = 1 << 24
@@ -58,6 +61,8 @@ def read_folder_tokenizer(folder: Path) -> TokenizerFiles | None:
         key: text for key in SPECIAL_TOKEN_KEYS if (text := _text(merged.get(key))) is not None
     }
     template, others = default_template(_chat_templates(folder, config))
+    if template is None and (folder / "tekken.json").is_file():
+        template = _template_of_mistral(folder / "tekken.json")
     return TokenizerFiles(tokenizer_json, template, special_tokens, others)
 
 
@@ -142,7 +147,7 @@ def _converted_by_transformers(folder: Path) -> bytes:
 
     try:
         tokenizer = AutoTokenizer.from_pretrained(
-            folder, local_files_only=True, trust_remote_code=False
+            folder, local_files_only=True, trust_remote_code=False, mistral_format=False
         )
         return str(tokenizer.backend_tokenizer.to_str()).encode()
     except Exception as error:  # of many kinds, one for each missing package or odd file
@@ -150,6 +155,24 @@ def _converted_by_transformers(folder: Path) -> bytes:
             f"{folder} has no tokenizer.json, and transformers cannot convert its tokenizer "
             f"({error}); name one that has a tokenizer.json with --tokenizer"
         ) from error
+
+
+def _template_of_mistral(file: Path) -> str | None:
+    try:
+        from mistral_common.integrations.chat_templates import chat_templates
+
+        made = chat_templates.convert_tokenizer_to_chat_template(
+            file, use_special_token_variables=False
+        )
+        return str(made)
+    except Exception as error:  # of many kinds: the package is missing, old, or knows no such file
+        logger.warning(
+            "%s has no chat template, and mistral-common makes none (%s); pip install "
+            "engine-core[mistral], or give requests a chat_template",
+            file.parent,
+            error,
+        )
+        return None
 
 
 def _chat_templates(folder: Path, config: dict[str, Any]) -> Mapping[str, object]:

@@ -1,8 +1,11 @@
 """A folder's tokenizer, as one JSON, encodes as transformers' AutoTokenizer on that folder."""
 
+import base64
 import json
+import sys
 from collections.abc import Callable
 from pathlib import Path
+from types import ModuleType, SimpleNamespace
 
 import pytest
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
@@ -176,6 +179,40 @@ def test_vocabulary_and_merges_are_converted_by_transformers(folder: Path) -> No
     (folder / "merges.txt").write_text("\n".join(["#version: 0.2", *merges]))
     change_config(folder, tokenizer_class="GPT2Tokenizer")
     assert_encodes_as_transformers(folder)
+
+
+def test_a_folder_of_tekken_alone_has_the_template_of_mistral_common(
+    tmp_path: Path, monkeypatch, caplog
+) -> None:
+    """If that is installed, and all the same is read without it."""
+    control = ["<unk>", "<s>", "</s>", "[INST]", "[/INST]", "[AUDIO]"]
+    vocabulary = [bytes([n]) for n in range(256)] + [b"he", b"ll"]
+    document = {
+        "config": {"pattern": r"\p{L}+|\s+|.", "default_vocab_size": 264,
+                   "default_num_special_tokens": len(control), "version": "v11"},
+        "vocab": [{"rank": n, "token_bytes": base64.b64encode(each).decode()}
+                  for n, each in enumerate(vocabulary)],
+        "special_tokens": [{"rank": n, "token_str": each, "is_control": True}
+                           for n, each in enumerate(control)],
+    }  # fmt: skip
+    (tmp_path / "tekken.json").write_text(json.dumps(document))
+    (tmp_path / "config.json").write_text('{"model_type": "voxtral"}')
+    monkeypatch.setitem(sys.modules, "mistral_common", None)
+    files = read_folder_tokenizer(tmp_path)
+    assert files is not None and files.chat_template is None
+    assert "pip install engine-core[mistral]" in caplog.text
+    made = Tokenizer.from_str(files.tokenizer_json.decode())
+    assert made.encode("[INST]hell").ids == [3, 6 + 256, 6 + 257]
+    maker = SimpleNamespace(
+        convert_tokenizer_to_chat_template=lambda file, **options: f"{file.name} {options}"
+    )
+    name = "mistral_common.integrations.chat_templates"
+    for package in ("mistral_common", "mistral_common.integrations"):
+        monkeypatch.setitem(sys.modules, package, ModuleType(package))
+    monkeypatch.setitem(sys.modules, name, SimpleNamespace(chat_templates=maker))
+    files = read_folder_tokenizer(tmp_path)
+    assert files is not None
+    assert files.chat_template == "tekken.json {'use_special_token_variables': False}"
 
 
 def test_no_tokenizer_is_none_and_a_broken_one_is_named(folder: Path, tmp_path: Path) -> None:
