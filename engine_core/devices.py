@@ -20,7 +20,7 @@ class DeviceTraits:
         computes_in_order: a step computes its requests in their order, but those of one token
             first, so that one may start from a state that another before it leaves; else beside one
             another.
-        runs_any_module: also encoders, be they a model or a part of one.
+        runs_towers: encoders of images and sounds beside a model, in transformers' code.
         collectives: what ranks exchange tensors by.
     """
 
@@ -29,7 +29,7 @@ class DeviceTraits:
     packs_weights: bool
     compiles_kernels: bool
     computes_in_order: bool
-    runs_any_module: bool
+    runs_towers: bool
     collectives: Literal["gloo", "nccl"]
 
 
@@ -40,7 +40,7 @@ _TRAITS = {
         packs_weights=True,
         compiles_kernels=False,
         computes_in_order=True,
-        runs_any_module=True,
+        runs_towers=True,
         collectives="gloo",
     ),
     "cuda": DeviceTraits(
@@ -49,7 +49,7 @@ _TRAITS = {
         packs_weights=False,
         compiles_kernels=True,
         computes_in_order=False,
-        runs_any_module=False,
+        runs_towers=False,
         collectives="nccl",
     ),
 }

@@ -14,6 +14,8 @@ _GPU = {
     "dense": "yes",
     "experts": "yes",
     "hybrids": _NOT_RUN,
+    "encoders": "untried",
+    **dict.fromkeys(("mpnet", "deberta", "t5"), "no: a learned bias"),
     **dict.fromkeys(("minicpm3", "deepseek_v2", "deepseek_v3", "kimi_linear", "mistral4"), "no"),
     **dict.fromkeys(("cohere2", "ernie4_5", "exaone4", "gemma2", "glm4"), "untried"),
     **dict.fromkeys(("olmo3", "seed_oss", "starcoder2", "hunyuan", "hunyuan_moe"), "untried"),
@@ -53,7 +55,8 @@ def rows(folder) -> Iterator[str]:
         gpu = _GPU.get(module.name, _GPU.get(kind, "no"))
         cells = (name, what, ", ".join(f"`{each}`" for each in names))
         if folder is not encoders:
-            cells += (", ".join(f"`{each}`" for each in files) or "-", gpu)
+            cells += (", ".join(f"`{each}`" for each in files) or "-",)
+        cells += (gpu,)
         yield "| " + " | ".join(cells) + " |"
 
 
@@ -64,10 +67,11 @@ def page() -> str:
         (dense, "Dense"),
         (experts, "With experts"),
         (hybrids, "With a state beside attention"),
-        (encoders, "Encoders (CPU)"),
+        (encoders, "Encoders"),
     ):
         head = ["family", "what it is", "`architectures`", "GGUF", "GPU"]
-        head = head[:3] if folder is encoders else head
+        if folder is encoders:
+            head.remove("GGUF")
         lines = [f"| {' | '.join(head)} |", "|---" * len(head) + "|", *rows(folder)]
         parts.append(f"\n## {title}\n" + "\n".join(lines) + "\n")
     return "".join(parts) + _REST

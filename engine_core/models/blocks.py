@@ -386,7 +386,7 @@ class BlockBuilder:
     def table(self, rotary: RotaryConfig) -> RotaryTable | StepRotaryTable:
         """The table of these angles, which layers share."""
         # without an encoder prompts are text, where all axes agree
-        has_axes = rotary.sections and traits_of(self.ops.device).runs_any_module
+        has_axes = rotary.sections and traits_of(self.ops.device).runs_towers
         if rotary not in self.tables and has_axes:
             self.tables[rotary] = StepRotaryTable(
                 rotary, limit=self._num_positions, dtype=self.dtype

@@ -9,6 +9,7 @@ from engine_core.devices import DeviceTraits, traits_of
 from engine_core.errors import ConfigurationError
 from engine_core.models.config import ModelConfig
 from engine_core.models.config_names import architecture_of
+from engine_core.models.encoders.encoder_configs import EncoderConfig
 from engine_core.models.errors import UnsupportedArchitecture
 from engine_core.models.layer_cache import Latent, PagedKeys, State
 from engine_core.models.registry import find_family, read_model_config
@@ -135,14 +136,9 @@ def check_device(options: EngineOptions, device: DeviceTraits) -> None:
         )
 
 
-def check_encoder(options: EngineOptions, device: DeviceTraits) -> None:
+def check_encoder(options: EngineOptions) -> None:
     """Refuse what has no meaning for a model that computes whole prompts and keeps nothing.
     Raises ConfigurationError: naming the option and the reason."""
-    if not device.runs_any_module:
-        raise ConfigurationError(
-            "encoder-only models run on a CPU only: their attention has no GPU kernel; run with "
-            "--device cpu"
-        )
     refuse(options, "encoder-only")
 
 
@@ -170,6 +166,11 @@ def check_layers(config: Mapping[str, Any], device: DeviceTraits) -> None:
         raise ConfigurationError(
             f"{name} has latent attention, which runs on a CPU only: it has no GPU kernel yet; run "
             "with --device cpu"
+        )
+    if isinstance(read, EncoderConfig) and (read.names.distance_bias or read.disentangled):
+        raise ConfigurationError(
+            f"{name} has a learned bias of distances, which no GPU kernel adds to scores; run with "
+            "--device cpu"
         )
     if isinstance(read, ModelConfig) and read.per_layer is not None:
         raise ConfigurationError(

@@ -21,7 +21,7 @@ from engine_core.kv_cache import KVCacheManager
 from engine_core.lifecycle import Lifecycle
 from engine_core.logits_processors import ServedVocabulary
 from engine_core.model_files import ModelFilesError, unreadable
-from engine_core.model_runner.cpu.encoder_runner import EncoderRunner
+from engine_core.model_runner.encoder_runner import EncoderRunner
 from engine_core.models.errors import ModelError
 from engine_core.observers.base import CompileStatistics, RequestLog, StepObserver
 from engine_core.observers.cache_publisher import CachePublisher

@@ -117,7 +117,7 @@ def check_model(options: EngineOptions, files: ModelFiles, device: DeviceTraits)
     """Refuse a model that the device cannot run, as far as its config.json says it.
     Raises ConfigurationError: naming the model, the size and the limit."""
     if isinstance(files, PooledFiles) and files.is_encoder:
-        check_encoder(options, device)
+        check_encoder(options)
     check_layers(files.config, device)
 
 

@@ -120,7 +120,7 @@ def load_any_model(
     `collectives`: of this rank, which loads its part alone; every rank calls this."""
     started_s = time.monotonic()
     if isinstance(files, PooledFiles) and files.is_encoder:
-        check_encoder(options, traits_of(device))
+        check_encoder(options)
     keeps = keeps_blocks(options.quantization, options.dtype)
     numbers = choose_numbers(
         options.dtype,

@@ -74,7 +74,7 @@ def _why_text(options: EngineOptions, files: ModelFiles, loaded: LoadedModel) ->
         return "the model's weights are random"
     if not files.path.is_dir():
         return "a GGUF file holds no encoder"
-    if not loaded.traits.runs_any_module:
+    if not loaded.traits.runs_towers:
         return "encoders run on a CPU only; start with --device cpu"
     if files.config.get("model_type") not in MODEL_TYPES:
         return (

@@ -12,6 +12,7 @@ from engine_core.logits_processors import NamedProcessor
 from engine_core.model_files import ModelFiles
 from engine_core.model_runner.config import RunnerConfig
 from engine_core.model_runner.cpu.runner import CPUModelRunner
+from engine_core.model_runner.encoder_runner import EncoderRunner
 from engine_core.model_runner.gpu import GPUModelRunner
 from engine_core.models.decoder import decoder_of
 from engine_core.models.encoders.bidirectional import AnyEncoder
@@ -148,6 +149,7 @@ def _plan_scheduler(
     max_num_seqs = options.scheduling.max_num_seqs or defaults.max_num_seqs
     most_a_step, most_shared = defaults.max_num_batched_tokens, defaults.max_num_shared_tokens
     if is_encoder := isinstance(loaded.model, AnyEncoder):
+        most_in_flight = EncoderRunner.max_steps_in_flight
         most_a_step, most_shared = max(_ENCODER_TOKENS, max_model_len), None
     given = options.scheduling
     if given.max_num_batched_tokens is not None or given.slo_tpot_ms is not None:

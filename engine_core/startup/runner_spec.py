@@ -10,8 +10,8 @@ from engine_core.executor import StepRunner
 from engine_core.kv_cache import CacheCopies, PoolSizes
 from engine_core.model_runner.cache import BlockStorage
 from engine_core.model_runner.config import RunnerConfig
-from engine_core.model_runner.cpu.encoder_runner import EncoderRunner
 from engine_core.model_runner.cpu.runner import CPUModelRunner
+from engine_core.model_runner.encoder_runner import EncoderRunner
 from engine_core.model_runner.gpu import CudaQueue, GPUModelRunner
 from engine_core.models.encoders.bidirectional import AnyEncoder
 from engine_core.options.engine import EngineOptions
@@ -92,6 +92,8 @@ class RunnerSpec:
 
     def warm_up(self, runner: Runner) -> None:
         """Launch everything that a plan may ask for, so that nothing is compiled while serving."""
+        if isinstance(runner, EncoderRunner) and not self.loaded.traits.is_host:
+            runner.warm_up()
         if isinstance(runner, GPUModelRunner):
             if not self.uses_graphs:
                 logger.info("no CUDA graphs: every step is launched kernel by kernel")

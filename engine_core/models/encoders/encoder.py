@@ -315,8 +315,8 @@ class Encoder:
 
     def label(self, x_E: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:
         """Logits of one state [E], or of tokens [N, E]."""
-        x_RE = torch.from_numpy(np.atleast_2d(x_E)).to(self.dtype)
-        logits: npt.NDArray[np.float32] = self.compute_logits(x_RE).numpy()
+        x_RE = torch.from_numpy(np.atleast_2d(x_E)).to(self._ops.device, self.dtype)
+        logits: npt.NDArray[np.float32] = self.compute_logits(x_RE).cpu().numpy()
         return logits if x_E.ndim == 2 else logits[0]
 
     def compute_logits(self, hidden_RE: torch.Tensor) -> torch.Tensor:

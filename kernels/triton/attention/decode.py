@@ -95,7 +95,7 @@ def decode_kernel(
                 position_M, slope_M, k_cache, v_cache, table,
                 score_scale, multiplier, window,
                 D, D_PAD, S, BLOCK_STRIDE, SLOT_STRIDE, BLOCK_N, True, QUERIES == 1,
-                HAS_WINDOW, HAS_SOFTCAP, HAS_ALIBI,
+                HAS_WINDOW, HAS_SOFTCAP, HAS_ALIBI, False,
             )  # fmt: skip
         seen_M = total_M > 0.0
         divisor_M = tl.where(seen_M, total_M, 1.0)

@@ -43,7 +43,8 @@ class TritonAttentionPlanner(AttentionPlanner):
     tiles into splits, too. Both kernels give a request the same bits whatever else is in the step,
     but a token not the same bits as a decode, in a short chunk and in a long one. So with
     `only_tiles` every request is cut into tiles that see all keys: then a token's bits do not
-    depend on how its sequence was chunked either. Groups of more query heads than a split of a
+    depend on how its sequence was chunked either; so are sequences whose tokens see both sides of
+    themselves. Groups of more query heads than a split of a
     decode has room for are always cut into tiles."""
 
     def __init__(
@@ -55,6 +56,7 @@ class TritonAttentionPlanner(AttentionPlanner):
             _check_float32(spec, shared_memory(device))
         super().__init__(spec)
         group_size = spec.num_query_heads // spec.num_kv_heads
+        only_tiles |= spec.bidirectional
         self._only_tiles = only_tiles or group_size > MOST_DECODE_ROWS
         limits = WorkLimits(
             max_requests=spec.max_num_seqs,
@@ -66,6 +68,7 @@ class TritonAttentionPlanner(AttentionPlanner):
             max_decode_queries=0 if self._only_tiles else 1,
             sliding_window=spec.sliding_window,
             splits_tiles=not only_tiles,
+            both_sides=spec.bidirectional,
         )
         partial_out, partial_lse = scratch.of(limits.num_rows, spec.head_size)
         self._workspace = AttentionWorkspace(
@@ -138,8 +141,6 @@ def _check(spec: AttentionSpec) -> None:
         )
     if spec.value_size is not None:
         raise ValueError("latent attention has no GPU kernel; run this model with --device cpu")
-    if spec.bidirectional:
-        raise ValueError("bidirectional attention has no GPU kernel")
     if head_size > LARGEST_HEAD:
         raise ValueError(
             f"heads of {head_size} elements, the limit is {LARGEST_HEAD}; run this model with "

@@ -3,7 +3,8 @@ see many keys, programs take splits of these, and the last of a tile joins them.
 
     keys of a tile    [low ---- | ------- all visible to every row ------- | diagonal ---- stop)
                        masked      no masks, whole tiles of BLOCK_N keys      masked
-    (the masked part on the left exists with a sliding window only, and no key left of it is read)
+    (the masked part on the left exists with a sliding window only, and no key left of it is read;
+    where rows see both sides of themselves, whole tiles reach to the sequence's end, or a window's)
 
 Key tiles are always visited from the left and start at multiples of BLOCK_N, so that a query's
 result does not depend on how its prompt was chunked. The specification is in `attention`."""
@@ -59,6 +60,7 @@ def prefill_kernel(
     HAS_SOFTCAP: tl.constexpr,
     HAS_ALIBI: tl.constexpr,
     HAS_SINKS: tl.constexpr,
+    BOTH_SIDES: tl.constexpr,  # of sequences that are whole in the step
     PDL: tl.constexpr,
 ):
     """Program (tile, or split of a tile; key/value head)."""
@@ -99,13 +101,19 @@ def prefill_kernel(
         low = 0
         left = 0
         right = (position + 1) // BLOCK_N * BLOCK_N
+        stop = key_stop
+        if BOTH_SIDES:
+            stop = position + tl.load(entry + 2) - token_start
+            right = stop // BLOCK_N * BLOCK_N
         if HAS_WINDOW:
             low = tl.maximum(position - window + 1, 0)
             all_see = tl.maximum(key_stop - window, 0)
-            left = tl.minimum((all_see + BLOCK_N - 1) // BLOCK_N * BLOCK_N, key_stop)
+            if BOTH_SIDES:
+                stop = tl.minimum(stop, key_stop - 1 + window)
+                right = tl.minimum(stop, position + window) // BLOCK_N * BLOCK_N
+            left = tl.minimum((all_see + BLOCK_N - 1) // BLOCK_N * BLOCK_N, stop)
             right = tl.maximum(right, left)
         first = low // BLOCK_N * BLOCK_N
-        stop = key_stop
         if SPLITS_PAD > 0:  # a split begins and ends where a tile of keys does
             first = tl.maximum(first, tl.load(entry + 4))
             stop = tl.minimum(stop, tl.load(entry + 5))
@@ -125,7 +133,7 @@ def prefill_kernel(
                     position_M, slope_M, k_cache, v_cache, table,
                     score_scale, multiplier, window,
                     D, D_PAD, S, BLOCK_STRIDE, SLOT_STRIDE, BLOCK_N, True, False,
-                    HAS_WINDOW, HAS_SOFTCAP, HAS_ALIBI,
+                    HAS_WINDOW, HAS_SOFTCAP, HAS_ALIBI, BOTH_SIDES,
                 )  # fmt: skip
         for first_key in range(left, right, BLOCK_N):
             acc_MD, peak_M, total_M = attend_tile(
@@ -133,7 +141,7 @@ def prefill_kernel(
                 position_M, slope_M, k_cache, v_cache, table,
                 score_scale, multiplier, window,
                 D, D_PAD, S, BLOCK_STRIDE, SLOT_STRIDE, BLOCK_N, False, False,
-                HAS_WINDOW, HAS_SOFTCAP, HAS_ALIBI,
+                HAS_WINDOW, HAS_SOFTCAP, HAS_ALIBI, BOTH_SIDES,
             )  # fmt: skip
         for first_key in range(right, stop, BLOCK_N):
             acc_MD, peak_M, total_M = attend_tile(
@@ -141,7 +149,7 @@ def prefill_kernel(
                 position_M, slope_M, k_cache, v_cache, table,
                 score_scale, multiplier, window,
                 D, D_PAD, S, BLOCK_STRIDE, SLOT_STRIDE, BLOCK_N, True, False,
-                HAS_WINDOW, HAS_SOFTCAP, HAS_ALIBI,
+                HAS_WINDOW, HAS_SOFTCAP, HAS_ALIBI, BOTH_SIDES,
             )  # fmt: skip
 
         if not HAS_ALIBI:
@@ -218,7 +226,8 @@ def prefill_attention(call: AttentionCall) -> None:
                 shared_bytes=shared_memory(call.q_THD.device),
                 tile_slots=slots,
             )
-            return call.launch((number, num_kv_heads), constants | launch, first)
+            constants |= launch | {"BOTH_SIDES": work.both_sides}
+            return call.launch((number, num_kv_heads), constants, first)
 
         tensors = call.tensors(entries_W8, work.tile_arrivals)
         _launches(tensors, (options, slots, first), prepare)

@@ -212,7 +212,8 @@ def rotary_and_cache(
         _check("positions_T", positions_T, qkv_TN.shape[:1], qkv_TN, (torch.int64,))
         cos_sin_PD, dtypes = params.cos_sin_PD, (qkv_TN.dtype, torch.float32)
         shape = (cos_sin_PD.shape[0], min(cos_sin_PD.shape[-1] // 2 * 2, D))
-        _check("cos_sin_PD", cos_sin_PD, shape, qkv_TN, dtypes)
+        if cos_sin_PD.shape[-1]:
+            _check("cos_sin_PD", cos_sin_PD, shape, qkv_TN, dtypes)
         for name in ("q_norm_weight_D", "k_norm_weight_D", "v_norm_weight_D"):
             if (weight_D := getattr(params, name)) is not None:
                 _check(name, weight_D, (D,), qkv_TN, dtypes)
@@ -257,7 +258,8 @@ def _launch(
     table = q_weight = k_weight = v_weight = None
     norm_eps = 0.0
     if params is not None:
-        table, norm_eps = params.cos_sin_PD, params.norm_eps
+        norm_eps = params.norm_eps
+        table = params.cos_sin_PD if params.cos_sin_PD.shape[1] else None  # nothing turns
         q_weight, k_weight = params.q_norm_weight_D, params.k_norm_weight_D
         v_weight = params.v_norm_weight_D
     unused = slot_mapping_T

@@ -34,6 +34,7 @@ def attend_tile(
     HAS_WINDOW: tl.constexpr,
     HAS_SOFTCAP: tl.constexpr,
     HAS_ALIBI: tl.constexpr,
+    BOTH_SIDES: tl.constexpr,  # keys behind a query are seen, too
 ):
     """The running (acc, peak, total) after keys [first_key, first_key + BLOCK_N).
 
@@ -93,7 +94,11 @@ def attend_tile(
         if ONE_QUERY:
             raw_MN = tl.where(inside_N[None, :], raw_MN, float("-inf"))
         else:
-            visible_MN = inside_N[None, :] & (key_N[None, :] <= position_M[:, None])
+            visible_MN = inside_N[None, :]
+            if not BOTH_SIDES:
+                visible_MN = visible_MN & (key_N[None, :] <= position_M[:, None])
+            elif HAS_WINDOW:
+                visible_MN = visible_MN & (key_N[None, :] < position_M[:, None] + window)
             if HAS_WINDOW:
                 visible_MN = visible_MN & (key_N[None, :] > position_M[:, None] - window)
             raw_MN = tl.where(visible_MN, raw_MN, float("-inf"))

@@ -39,6 +39,7 @@ class AttentionWork:
         split_bound: most splits of a decode.
         tile_slots: entries of a prefill that is split; 0: none is.
         num_query_heads, num_kv_heads, sliding_window: what the lists were made for.
+        both_sides: tokens see all of their sequence, or a window on both sides.
         splits_W8, tiles_W8, tile_splits_W8, counts_3: see ENTRY and the kernel.
         partial_out, partial_lse: float32, flat, scratch for the splits' results; may be shared by
             all groups of layers, because layers run one after another.
@@ -58,6 +59,7 @@ class AttentionWork:
     num_query_heads: int
     num_kv_heads: int
     sliding_window: int | None
+    both_sides: bool
     splits_W8: torch.Tensor
     tiles_W8: torch.Tensor
     tile_splits_W8: torch.Tensor
@@ -82,6 +84,7 @@ class AttentionWork:
             self.num_query_heads,
             self.num_kv_heads,
             self.sliding_window,
+            self.both_sides,
             self.num_scratch_rows,
             self.num_programs,
         )
@@ -96,6 +99,8 @@ class WorkLimits:
         max_decode_queries: requests of at most so many tokens are decodes; 0: none is.
         splits_tiles: few queries that see many keys have these split: a GPU is not filled by their
             tiles. Then a token's bits depend on the chunk that it is in.
+        both_sides: a token also sees what comes behind it. There are only tiles, whose keys are not
+            split.
     Raises ValueError: heads that do not divide, too many heads or query tokens for a tile."""
 
     max_requests: int
@@ -107,6 +112,7 @@ class WorkLimits:
     max_decode_queries: int = 1
     sliding_window: int | None = None
     splits_tiles: bool = True
+    both_sides: bool = False
 
     def __post_init__(self) -> None:
         if self.num_query_heads % self.num_kv_heads:
@@ -198,6 +204,7 @@ class AttentionWorkspace:
             num_query_heads=limits.num_query_heads,
             num_kv_heads=limits.num_kv_heads,
             sliding_window=limits.sliding_window,
+            both_sides=limits.both_sides,
             splits_W8=integers(capacity, ENTRY),
             tiles_W8=integers(
                 self._max_tiles(limits.max_prefill_tokens, limits.max_requests), ENTRY

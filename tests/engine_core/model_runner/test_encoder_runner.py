@@ -24,6 +24,7 @@ from engine_core.startup.model import load_any_model
 from engine_core.startup.pooled_files import _ENCODER
 from engine_core.startup.resolve import plan_runner, resolve_config
 from engine_core.startup.scheduler import build_scheduler
+from kernels.triton.operations import TritonOperations
 from protocol.outputs import FinishReason
 from protocol.pooling import POOLING_SAMPLING, PoolingParams, PoolingTask
 
@@ -100,6 +101,31 @@ def embedded(model, prompt):
     with torch.inference_mode():
         mean = model(torch.tensor([prompt])).last_hidden_state[0].mean(0)
     return mean / mean.norm()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "name", ["BertModel", "XLMRobertaModel", "ModernBertModel", "Gemma3TextModel"]
+)
+def test_a_gpus_kernels_give_the_vectors_of_transformers(folder, name, monkeypatch):
+    """In Triton's interpreter."""
+
+    def on_triton(device, **options):
+        return TritonOperations(device)
+
+    monkeypatch.setattr("engine_core.startup.model.select_operations", on_triton)
+    path = folder(name, **({"max_position_embeddings": 66} if "Roberta" in name else {}))
+    loop, _ = start(path, {"max_num_batched_tokens": 64})
+    if name == "BertModel":
+        loop.runner.warm_up()
+    prompts = prompts_of(1, 20, 9)
+    for number, prompt in enumerate(prompts):
+        ask(loop, str(number), prompt)
+    loop.finish()
+    reference = transformers.AutoModel.from_pretrained(path)
+    for number, prompt in enumerate(prompts):
+        found = answer(loop, str(number))
+        torch.testing.assert_close(found, embedded(reference, prompt), atol=1e-5, rtol=0)
 
 
 @pytest.mark.parametrize(

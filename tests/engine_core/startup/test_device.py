@@ -57,10 +57,11 @@ def test_a_gpu_is_taken_where_torch_sees_one_and_a_named_device_as_it_is(monkeyp
     monkeypatch.setattr(torch.cuda, "is_available", lambda: sees_gpu)
     monkeypatch.setattr(device_choice, "check_cuda", lambda gpu: gpu)
     monkeypatch.setattr(device_choice, "unseen_gpu", lambda: "")
-    for config in (LLAMA, {"architectures": ["GPT2LMHeadModel"]}):
+    for name in ("LlamaForCausalLM", "GPT2LMHeadModel", "BertModel"):
+        config = LLAMA | {"architectures": [name]}
         assert chosen_for(config) == (torch.device("cuda" if sees_gpu else "cpu"), "")
     for name in ("cpu", "cuda"):
-        assert chosen_for({"architectures": ["BertModel"]}, device=name)[0].type == name
+        assert chosen_for({"architectures": ["MPNetModel"]}, device=name)[0].type == name
 
 
 @pytest.mark.parametrize(
@@ -71,7 +72,7 @@ def test_a_gpu_is_taken_where_torch_sees_one_and_a_named_device_as_it_is(monkeyp
             {},
             "T5ForConditionalGeneration is an encoder-decoder model",
         ),
-        ({"architectures": ["BertModel"]}, {}, "encoder-only models run on a CPU only"),
+        ({"architectures": ["MPNetModel"]}, {}, "MPNetModel has a learned bias of distances"),
         (LLAMA | {"head_dim": 320}, {}, "heads of 320 elements, a GPU takes at most 256"),
         (LLAMA, {"block_size": 24}, "--block-size is 24; on a GPU it must be a power of two"),
         (LLAMA, {"prefix_cache_dir": Path("kept")}, "--prefix-cache-dir keeps blocks of a CPU"),

@@ -299,6 +299,8 @@ def prefill_attention(shared_bytes: int) -> Iterator[KernelVariant]:
         (("fp32 G=3 D=64 S=16 splits", FP32, 8, 3, 64, 16, FP32), ""),
         (("fp32 G=3 D=64 S=16 window", FP32, 8, 3, 64, 16, FP32), "WINDOW"),
         (("fp32 G=4 D=128 S=16 window", FP32, 8, 4, 128, 16, FP32), "WINDOW"),
+        (("bf16 G=1 D=64 S=8 both sides", BF16, 12, 1, 64, 8, BF16), "BOTH"),
+        (("bf16 G=3 D=256 S=8 both sides window", BF16, 1, 3, 256, 8, BF16), "BOTH WINDOW"),
     ]
     for (name, dtype, kv_heads, group, head_size, block_size, kv_dtype), options in cases:
         is_wide = dtype == FP32 and head_size > 64
@@ -321,7 +323,9 @@ def prefill_attention(shared_bytes: int) -> Iterator[KernelVariant]:
             kernel=attention_prefill.prefill_kernel,
             arguments=_attention_arguments(kv_heads, group, head_size, block_size, dtype, kv_dtype)
             | {"tiles_W8": INT32, "counts_3": INT32, "arrivals": INT32, "first_prefill": 0},
-            constants=constants | _attention_constants(kv_heads, block_size, head_size, options),
+            constants=constants
+            | _attention_constants(kv_heads, block_size, head_size, options)
+            | {"BOTH_SIDES": "BOTH" in options},
             needs_prefetch=dtype != FP32,
             needs_wgmma=True,
             **spills,

@@ -1,5 +1,5 @@
 """Gemma 3's text model: windows and angles by layer type, norms behind attention and feed-forward
-too, scaled embeddings; EmbeddingGemma, which sees to both sides (CPU, folders)."""
+too, scaled embeddings; EmbeddingGemma, which sees to both sides (folders)."""
 
 from __future__ import annotations
 

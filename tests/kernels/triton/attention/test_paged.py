@@ -137,16 +137,19 @@ def check(
     tolerance: float = 1e-5,
     window: int | None = None,
     max_seq_len: int = 1000,
+    both_sides: bool = False,
     **options,
 ) -> None:
-    workspace = make_workspace(step, window, max_seq_len=max_seq_len)
+    workspace = make_workspace(step, window, max_seq_len=max_seq_len, both_sides=both_sides)
     metadata = plan(step, workspace, window)
     out = run(step, metadata, **options)
     assert (workspace.work.decode_arrivals_RK == 0).all()
     params = AttentionParams(**{"scale": 0.2, "sliding_window": window, **options})
     # what may not be seen is multiplied by zero there
     caches = step.kv_B2KSD.float().nan_to_num(nan=0.0).transpose(2, 3).unbind(1)
-    expected = reference_paged_attention(step.q_THD.float(), *caches, metadata, params)
+    expected = reference_paged_attention(
+        step.q_THD.float(), *caches, metadata, params, bidirectional=both_sides
+    )
     tokens = int(step.query_start_loc_R1[-1])
     assert out[tokens:].isnan().all()
     scale = expected[:tokens].abs().max()
@@ -181,6 +184,13 @@ def test_a_window_hides_and_never_reads_what_is_left_of_it(window):
 )
 def test_the_part_without_masks_ends_where_the_first_key_is_hidden(prefill, window):
     check(make_step([], [prefill], head_size=16, window=window), window=window)
+
+
+@pytest.mark.parametrize("window", [None, 1, 17, 200])
+def test_sequences_may_see_both_sides_of_themselves(window):
+    """Of one tile and of three."""
+    step = make_step([], [(n, n) for n in (1, 9, 300, 64)], heads=(2, 2), head_size=12)
+    check(step, window=window, both_sides=True)
 
 
 @pytest.mark.parametrize(

@@ -1,14 +1,16 @@
-"""Runs plans of an encoder on a CPU: every prompt whole in one step, one behind the other without
-padding. Nothing of it is kept for another step; keys and values live for one layer."""
+"""Runs plans of an encoder: every prompt whole in one step, one behind the other without padding.
+Nothing of it is kept for another step; keys and values live for one layer."""
 
 import dataclasses
 import itertools
 from functools import lru_cache
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
+from engine_core.devices import traits_of
 from engine_core.model_runner.config import RunnerConfig
 from engine_core.model_runner.cpu.synchronous_runner import SynchronousRunner
 from engine_core.model_runner.pooling import named_answers, pool_prompt
@@ -33,8 +35,8 @@ _MOST_LAYOUTS = 512
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class _Layout:
-    """What a pass needs beside its token ids, which are written to `token_ids`; `token_ids_T` is
-    the same memory. `plans`: by window."""
+    """What a pass needs beside its token ids, which are written to `token_ids`; on a CPU
+    `token_ids_T` is the same memory. `plans`: by window."""
 
     token_ids: npt.NDArray[np.int64]
     token_ids_T: torch.Tensor
@@ -53,6 +55,7 @@ class EncoderRunner(SynchronousRunner):
         self.config = config
         self.model = model
         self.rows = RunnerRows(config)
+        self._device, self._is_host = ops.device, traits_of(ops.device).is_host
         self._num_blocks = -(-config.max_num_batched_tokens // _BLOCK_SIZE) + config.max_num_seqs
         keys_and_values = allocate_kv_cache(
             ops, self._num_blocks, keys.kv_shape(_BLOCK_SIZE, config.dtype)
@@ -109,10 +112,11 @@ class EncoderRunner(SynchronousRunner):
     ) -> npt.NDArray[np.float32]:
         pooler = self.config.pooler
         assert pooler is not None, "a pooling request, and there is no pooler"
-        if states_NE.dtype is torch.float32 and pooler.is_mean_direction(params):
+        is_exact = states_NE.dtype is torch.float32 or not self._is_host
+        if is_exact and pooler.is_mean_direction(params):
             size = params.dimensions or pooler.config.vector_size
             return self.config.ops.mean_direction(states_NE, size)
-        return pool_prompt(pooler, params, token_ids, states_NE.float().numpy())
+        return pool_prompt(pooler, params, token_ids, states_NE.float().cpu().numpy())
 
     def _compute(self, prompts: list[PlacedRow]) -> torch.Tensor:
         """Hidden states of their tokens."""
@@ -120,6 +124,8 @@ class EncoderRunner(SynchronousRunner):
         is_alone = len(counts) == 1
         layout = self._layout_of_one(counts[0]) if is_alone else self._layout(*counts)
         layout.token_ids[:] = [*itertools.chain.from_iterable(each.token_ids for each in prompts)]
+        if not self._is_host:
+            layout.token_ids_T.copy_(torch.from_numpy(layout.token_ids))
         positions_T = layout.positions_T
         second_of = {
             place: pooling.second_segment_start
@@ -141,6 +147,23 @@ class EncoderRunner(SynchronousRunner):
         self.config.ops.wake_threads()  # they spin for less time than all of this takes
         return model.forward(layout.token_ids_T, positions_T, layout.context)
 
+    def check_device(self) -> None:
+        """Raises Exception: the device's context is lost."""
+        torch.empty((), device=self._device).item()
+
+    def warm_up(self) -> None:
+        """Compute prompts of one token, of some and of all that a step has, so that nothing is
+        compiled later and the memory is known to do."""
+        most = min(self.config.max_num_batched_tokens, self.config.max_model_len)
+        for counts in ((1,), (1, 2), (min(16, most),), (most,)):
+            layout = self._layout(*counts)
+            layout.token_ids_T.zero_()
+            self.model.forward(layout.token_ids_T, layout.positions_T, layout.context)
+
+    def _sent(self, array: npt.NDArray[Any]) -> torch.Tensor:
+        """The array on the device; on a CPU the same memory."""
+        return torch.from_numpy(array).to(self._device)
+
     def _layout(self, *counts: int) -> _Layout:
         """The layout of a step of prompts of so many tokens.
 
@@ -154,22 +177,21 @@ class EncoderRunner(SynchronousRunner):
         np.minimum(table_RM, self._num_blocks - 1, out=table_RM)
         positions_T = np.concatenate([self._slots[:count] for count in counts])
         slots_T = positions_T + np.repeat(firsts * _BLOCK_SIZE, lens_R)
+        step = {
+            "query_start_loc_R1": self._sent(starts_R1),
+            "seq_lens_R": self._sent(lens_R),
+            "block_table_RM": self._sent(table_RM.astype(np.int32)),
+            "slot_mapping_T": self._sent(slots_T),
+        }
         plans = {
-            window: planner.plan(
-                query_start_loc_R1=torch.from_numpy(starts_R1),
-                seq_lens_R=torch.from_numpy(lens_R),
-                block_table_RM=torch.from_numpy(table_RM.astype(np.int32)),
-                slot_mapping_T=torch.from_numpy(slots_T),
-                num_decodes=0,
-                num_decode_tokens=0,
-            )
+            window: planner.plan(num_decodes=0, num_decode_tokens=0, **step)
             for window, planner in self._planners.items()
         }
         token_ids = np.empty_like(positions_T)
         return _Layout(
             token_ids=token_ids,
-            token_ids_T=torch.from_numpy(token_ids),
-            positions_T=torch.from_numpy(positions_T),
+            token_ids_T=self._sent(token_ids),
+            positions_T=self._sent(positions_T),
             plans=plans,
             context=ForwardContext(
                 kv_caches=self._kv_caches,
