@@ -39,6 +39,7 @@ SHAPE = {
 EMBED = PoolingParams(task=PoolingTask.EMBED)
 MODERN = SHAPE | {"local_attention": 8} | {f"{n}_token_id": 1 for n in ("pad", "cls", "bos", "eos")}
 
+DEBERTA = {"relative_attention": True, "pos_att_type": "c2p|p2c"}
 GEMMA = SHAPE | {"num_key_value_heads": 2, "head_dim": 10, "sliding_window": 9}
 GEMMA |= {"initializer_range": 0.3}
 GEMMA |= {"use_bidirectional_attention": True, "sliding_window_pattern": 2, "num_hidden_layers": 3}
@@ -202,9 +203,12 @@ def test_int8_weights_give_nearly_the_same_vectors(folder):
 
 
 @pytest.mark.parametrize("labels", [1, 3])
-@pytest.mark.parametrize("family", ["Bert", "Roberta", "ModernBert", "NomicBert", "Gte"])
+@pytest.mark.parametrize(
+    "family", ["Bert", "Roberta", "ModernBert", "NomicBert", "Gte", "DebertaV2", "Albert"]
+)
 def test_pairs_and_labels_are_those_of_transformers(folder, family, labels):
-    path = folder(f"{family}ForSequenceClassification", num_labels=labels)
+    more = DEBERTA if family == "DebertaV2" else {}
+    path = folder(f"{family}ForSequenceClassification", num_labels=labels, **more)
     loop, _ = start(path)
     (prompt,) = prompts_of(30)
     task = PoolingTask.SCORE if labels == 1 else PoolingTask.CLASSIFY
@@ -400,10 +404,9 @@ def test_start_up_knows_the_registrys_encoders():
     from engine_core.models.families.table import SUPPORTED_ARCHITECTURES
     from engine_core.models.registry import read_model_config
 
-    deberta = {"relative_attention": True, "pos_att_type": "c2p|p2c"}
     for name in SUPPORTED_ARCHITECTURES:
         try:
-            config = read_model_config({"architectures": [name], **deberta})
+            config = read_model_config({"architectures": [name], **DEBERTA})
         except Exception:  # decoders' shapes have no defaults
             config = None
         assert isinstance(config, EncoderConfig) == bool(_ENCODER.fullmatch(name)), name
