@@ -10,10 +10,12 @@ import torch
 import transformers
 from engine_loop import EngineLoop
 
+from engine_core.devices import traits_of
 from engine_core.errors import ConfigurationError, StartupError
 from engine_core.kv_cache import KVCacheManager
 from engine_core.model_files import BrokenModelFile, ModelNotFound
 from engine_core.options.adapters import AdapterOptions
+from engine_core.options.checks import check_layers
 from engine_core.options.engine import EngineOptions
 from engine_core.options.pooling import PoolingOptions
 from engine_core.options.scheduling import SchedulingOptions
@@ -390,11 +392,11 @@ def _as_dict(options):
     return options | {"scheduling": given}
 
 
-def test_a_gpu_and_a_missing_head_are_refused(folder):
-    options = options_of(folder("BertModel"))
-    files = open_model(options).files
-    with pytest.raises(ConfigurationError, match="encoder-only models run on a CPU only"):
-        load_any_model(options, files, torch.device("cuda"))
+def test_a_bias_on_a_gpu_and_a_missing_head_are_refused(folder):
+    for name in ("MPNetModel", "DebertaV2Model", "T5EncoderModel"):
+        config, cuda = {"architectures": [name], **DEBERTA}, traits_of(torch.device("cuda"))
+        with pytest.raises(ConfigurationError, match=f"{name} has a learned bias of distances"):
+            check_layers(config, cuda)
     with pytest.raises(StartupError, match=r"BertModel.* has no head to classify with"):
         start(folder("BertModel"), pooling=PoolingOptions(convert="classify"))
 
