@@ -50,6 +50,7 @@ _PLAIN: dict[str, tuple[str, dict[str, Any]]] = {
     "qwen2_vl_text": ("qwen2", {}),
     "qwen2_5_vl_text": ("qwen2", {}),
     "qwen2_5_omni_text": ("qwen2", {}),
+    "qwen3_asr_text": ("qwen3", {}),
     "qwen3_vl_text": ("qwen3", {}),
     "qwen3_vl_moe_text": ("qwen3_moe", {"norm_topk_prob": True}),
     "qwen3_omni_moe_text": ("qwen3_moe", {}),

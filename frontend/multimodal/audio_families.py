@@ -40,6 +40,7 @@ class _Family:
 
     def __init__(self, info: MultiModalInfo, token_of: Callable[[int], str | None]) -> None:
         config = json.loads(info.config_json)
+        config = config.get("thinker_config") or config  # Qwen3-ASR as it is published
         self.audio: Mapping[str, Any] = config.get("audio_config") or {}
         settings = json.loads(info.processor_json)
         settings.setdefault("feature_size", self.audio.get("num_mel_bins", 128))

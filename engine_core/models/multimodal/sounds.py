@@ -127,12 +127,7 @@ class Qwen3ASRSounds(Sounds):
     _takes = {"input_features": FLOATS, "input_features_mask": INTS}
 
     def __init__(self, config: Mapping[str, Any]) -> None:
-        if "thinker_config" in config:
-            raise UnsupportedArchitecture(
-                "sounds of Qwen3-ASR are served of the folder for transformers, such as "
-                "Qwen/Qwen3-ASR-1.7B-hf; this one is for the package qwen-asr"
-            )
-        super().__init__(config)
+        super().__init__(config.get("thinker_config") or config)  # published, or of transformers
         if (n_window := self._audio.positive_int("n_window", 50)) != _FRAMES_A_SECOND // 2:
             raise UnsupportedArchitecture(
                 f"audio_config's n_window is {n_window}, sounds are served with "

@@ -13,6 +13,11 @@ from engine_core.models.multimodal.interface import InputFamily, Tensors
 from engine_core.models.multimodal.sounds import Sounds
 
 _TEXT_PARTS = ("language_model", "text_model")
+_KEYS = {
+    r"^thinker\.audio_tower\.proj(\d)": r"model.multi_modal_projector.linear_\1",
+    r"^thinker\.": "model.",
+}
+"""Names of tensors of Qwen3-ASR as it is published, and those of transformers."""
 
 
 class TransformersEncoder:
@@ -74,6 +79,9 @@ def load_encoder(
         full_config = AutoConfig.from_pretrained(
             path, local_files_only=True, trust_remote_code=False
         )
+        if thinker := getattr(full_config, "thinker_config", None):
+            audio = thinker["audio_config"] | {"model_type": "qwen3_asr_encoder"}
+            full_config = type(full_config)(audio_config=audio)
         if hasattr(full_config, "quantization_config"):
             del full_config.quantization_config  # of the language model's weights
         model_class = _without_text(AutoModelForMultimodalLM._model_mapping[type(full_config)])
@@ -83,6 +91,7 @@ def load_encoder(
             dtype=dtype,
             local_files_only=True,
             output_loading_info=True,
+            key_mapping=_KEYS,
         )
     except Exception as error:  # code of others: whatever it raises, the model is not loaded
         line = next(iter(str(error).splitlines()), "") or type(error).__name__

@@ -71,6 +71,40 @@ def test_experts_with_inputs_first_are_those_of_the_model(tmp_path, paged_logits
     assert_answers(load(tmp_path), whole, paged_logits)
 
 
+def test_qwen3_asr_is_read_as_it_is_published(tmp_path, paged_logits):
+    """By the names that transformers' own converter takes."""
+    whole = make_whole("Qwen3ASR", OWN["Qwen3ASR"])
+    whole.save_pretrained(tmp_path / "hf")
+    whole.save_pretrained(tmp_path)
+    config = json.loads((tmp_path / "config.json").read_text())
+    texts = {"model_type": "qwen3_asr_text", "rope_scaling": {"mrope_section": [2, 1, 1],
+             "mrope_interleaved": True, "rope_type": "default", "type": "default"}}  # fmt: skip
+    thinker = {
+        "audio_config": config.pop("audio_config") | {"model_type": "qwen3_asr_audio_encoder"},
+        "text_config": config.pop("text_config") | texts,
+        "audio_token_id": config.pop("audio_token_id"),
+    }
+    published = {**config, "thinker_config": thinker}
+    (tmp_path / "config.json").write_text(json.dumps(published))
+    names = {
+        "model.language_model.": "thinker.model.", "lm_head.": "thinker.lm_head.",
+        "model.multi_modal_projector.linear_": "thinker.audio_tower.proj", "model.": "thinker.",
+    }  # fmt: skip
+    tensors = {}
+    for name, tensor in load_file(tmp_path / "model.safetensors").items():
+        prefix = next(each for each in names if name.startswith(each))
+        tensors[names[prefix] + name.removeprefix(prefix)] = tensor
+    save_file(tensors, tmp_path / "model.safetensors", {"format": "pt"})
+    loaded, other = load(tmp_path), load(tmp_path / "hf")
+    assert_answers(loaded, whole, paged_logits)
+    sound = {
+        "input_features": torch.randn(1, 16, 200).numpy(),
+        "input_features_mask": (torch.arange(200) < 170).int()[None].numpy(),
+    }
+    assert torch.equal(loaded.encoder.encode(sound), other.encoder.encode(sound))
+    assert loaded.encoder.family.num_rows("audio", sound) == 13 + 9
+
+
 @pytest.mark.parametrize(
     ("stem", "why"),
     [

@@ -74,6 +74,9 @@ OWN = {
         "tie_word_embeddings": False,
     },
     "Voxtral": {"text_config": TEXT | {"model_type": "llama"}, "audio_config": SOUND},
+    "Qwen3ASR": {
+        "text_config": TEXT | {"head_dim": 8}, "audio_config": SOUND, "eos_token_id": 2,
+    },
     "Qwen2_5OmniThinker": {
         "text_config": AXES, "vision_config": PATCHES, "audio_config": SOUND,
         "tie_word_embeddings": False, "vision_start_token_id": 130,
