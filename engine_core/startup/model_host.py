@@ -14,7 +14,7 @@ from engine_core.executor import InProcessExecutor
 from engine_core.model_files import ModelFiles, ModelFilesError, open_model_files
 from engine_core.model_runner.cache import BlockStorage, DiskStore
 from engine_core.model_runner.config import RunnerConfig
-from engine_core.model_runner.cpu.encoder_runner import EncoderRunner
+from engine_core.model_runner.encoder_runner import EncoderRunner
 from engine_core.models.config import ModelConfig
 from engine_core.models.encoders.encoder_configs import EncoderConfig
 from engine_core.models.errors import ModelError
