@@ -177,14 +177,18 @@ class EncoderRunner(SynchronousRunner):
         np.minimum(table_RM, self._num_blocks - 1, out=table_RM)
         positions_T = np.concatenate([self._slots[:count] for count in counts])
         slots_T = positions_T + np.repeat(firsts * _BLOCK_SIZE, lens_R)
-        step = {
-            "query_start_loc_R1": self._sent(starts_R1),
-            "seq_lens_R": self._sent(lens_R),
-            "block_table_RM": self._sent(table_RM.astype(np.int32)),
-            "slot_mapping_T": self._sent(slots_T),
-        }
+        query_start_loc_R1, seq_lens_R = self._sent(starts_R1), self._sent(lens_R)
+        block_table_RM = self._sent(table_RM.astype(np.int32))
+        slot_mapping_T = self._sent(slots_T)
         plans = {
-            window: planner.plan(num_decodes=0, num_decode_tokens=0, **step)
+            window: planner.plan(
+                query_start_loc_R1=query_start_loc_R1,
+                seq_lens_R=seq_lens_R,
+                block_table_RM=block_table_RM,
+                slot_mapping_T=slot_mapping_T,
+                num_decodes=0,
+                num_decode_tokens=0,
+            )
             for window, planner in self._planners.items()
         }
         token_ids = np.empty_like(positions_T)
