@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import cached_property, partial
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
+import numpy.typing as npt
 import torch
 
 from engine_core.kv_cache import CacheCopies, DiskMoves, PoolIds
@@ -123,6 +124,10 @@ class PagedKVCache:
         """The planner of the last layer in steps that put out some rows; None: it keeps
         nothing."""
         return None if self._make_output_planner is None else self._make_output_planner()
+
+    def sent(self, array: npt.NDArray[Any]) -> torch.Tensor:
+        """The array on the cache's device; on a CPU the same memory."""
+        return torch.from_numpy(array).to(self._ops.device)
 
     def forward_context(
         self,

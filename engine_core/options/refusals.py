@@ -30,6 +30,7 @@ _IS_GIVEN: dict[str, Callable[[EngineOptions], object]] = {
     "--speculative eagle": lambda o: o.speculation.speculative == "eagle",
     "--speculative mtp": lambda o: o.speculation.speculative == "mtp",
     "--draft-model": lambda o: o.speculation.draft_model is not None,
+    "--draft-quantization of a CPU": lambda o: o.speculation.draft_quantization in ("int8", "int4"),
     "--draft-model of first layers": lambda o: (o.speculation.draft_model or "").startswith(
         FIRST_LAYERS
     ),
@@ -109,10 +110,13 @@ _REFUSED: dict[str, dict[str, str]] = {
     },
     "gpu": {
         **dict.fromkeys(
-            ("--draft-model", "--speculative mtp"),
-            "{option} runs on a CPU only; use --speculative ngram or suffix, or run with --device "
-            "cpu",
+            ("--speculative eagle", "--speculative mtp"),
+            "{option} runs on a CPU only; use --speculative draft, ngram or suffix, or run with "
+            "--device cpu",
         ),
+        "--draft-quantization of a CPU": "--draft-quantization "
+        "{options.speculation.draft_quantization} runs on a CPU only; omit it, or run with "
+        "--device cpu",
         "--logits-processors": "{option} {options.logits_processors[0]} runs on a CPU only: a GPU "
         "samples without the host; omit it, or run with --device cpu",
         "--prefix-cache-dir": "{option} keeps blocks of a CPU only: those of a GPU are not copied "

@@ -80,6 +80,11 @@ def load_with_draft(
         draft_files,
         device,
     )
+    if not loaded.traits.is_host and draft.dtype != loaded.dtype:
+        raise ConfigurationError(
+            f"--draft-model {name} computes in {draft.numbers.name}, the model in "
+            f"{loaded.numbers.name}, and they share blocks; give --dtype {loaded.numbers.name}"
+        )
     return _with(loaded, DraftConfig(draft.model, draft.ops), options, draft_files, draft.weights)
 
 

@@ -12,7 +12,7 @@ from engine_core.model_runner.cache import BlockStorage
 from engine_core.model_runner.config import RunnerConfig
 from engine_core.model_runner.cpu.runner import CPUModelRunner
 from engine_core.model_runner.encoder_runner import EncoderRunner
-from engine_core.model_runner.gpu import CudaQueue, GPUModelRunner
+from engine_core.model_runner.gpu import CudaQueue, DraftingGPURunner, GPUModelRunner
 from engine_core.models.encoders.bidirectional import AnyEncoder
 from engine_core.options.engine import EngineOptions
 from engine_core.scheduler import NewRequestData, ScheduledBatch, SchedulerConfig, SchedulerOutput
@@ -76,7 +76,8 @@ class RunnerSpec:
                 return EncoderRunner(config)
             if not self.on_device:
                 return CPUModelRunner(config, storage)
-            return GPUModelRunner(
+            runner_class = GPUModelRunner if config.draft is None else DraftingGPURunner
+            return runner_class(
                 config,
                 steps=device_step_operations(device),
                 queue=CudaQueue(device),

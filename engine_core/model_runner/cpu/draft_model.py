@@ -1,4 +1,5 @@
-"""A small model that makes drafts in the runner of a large one, over the same rows and blocks."""
+"""A small model that makes drafts in the runner of a large one, over the same rows and blocks. Its
+passes are planned, and its drafts sampled, on the host."""
 
 import numpy as np
 import numpy.typing as npt
@@ -131,9 +132,9 @@ class DraftModel(Drafter):
         def go_on(_: BoolArray, rows: Int64Array, positions: Int64Array) -> torch.Tensor:
             hidden_RE = self._run(rows, positions, np.ones_like(positions))
             self._num_computed[rows] = positions + 1
-            return self.model.compute_logits(hidden_RE)
+            return self._logits(hidden_RE)
 
-        logits_RV = self.model.compute_logits(hidden_RE[torch.from_numpy(is_ready)])
+        logits_RV = self._logits(hidden_RE[self._cache.sent(is_ready)])
         drafts = self.sampling.sample(rows[ready], num_wanted[ready], logits_RV, go_on)
         return DraftTokenIds([batch.req_ids[place] for place in ready.tolist()], drafts)
 
@@ -153,13 +154,23 @@ class DraftModel(Drafter):
         if self._adapters is not None:  # of layers that are the model's own, too
             self._adapters.of_rows(inputs.rows_R, inputs.num_scheduled_R).begin()
         hidden_TE = self.model.forward(
-            torch.from_numpy(inputs.token_ids_T),
-            torch.from_numpy(inputs.positions_T),
+            self._cache.sent(inputs.token_ids_T),
+            self._cache.sent(inputs.positions_T),
             inputs.context_in(self._cache),
         )
         last_R = np.empty(len(rows), np.int64)
         last_R[inputs.place_R] = inputs.query_start_R1[1:] - 1
-        return hidden_TE[torch.from_numpy(last_R)]
+        return hidden_TE[self._cache.sent(last_R)]
+
+    def _logits(self, hidden_RE: torch.Tensor) -> torch.Tensor:
+        """Logits on the host, which samples."""
+        return self.model.compute_logits(hidden_RE).float().cpu()
+
+    def compute_nothing(self, counts: list[int]) -> None:
+        """Launch what a pass of so many tokens of each of the first rows launches; before the first
+        plan, as it writes to what their tables name."""
+        start = np.zeros(len(counts), np.int64)
+        self._logits(self._run(np.arange(len(counts)), start, np.array(counts, np.int64)))
 
     def _note_computed(self, rows: Int64Array, num_computed: Int64Array) -> None:
         """Tokens that are the sequences' own."""

@@ -9,9 +9,11 @@ import torch
 
 from engine_core.model_runner.cache import PagedKVCache
 from engine_core.model_runner.config import RunnerConfig
+from engine_core.model_runner.drafts import num_drafts_of
 from engine_core.model_runner.row_parts import Int32Array, Int64Array, StepRows
 from engine_core.model_runner.rows import PlacedRow, TableWrites
 from engine_core.model_runner.sampled_tokens import SampledTokens
+from engine_core.scheduler import SchedulerOutput
 from kernels.interface.operations import ForwardContext, OutputRows
 
 
@@ -116,10 +118,10 @@ class StepInputs(StepRows):
     def context_in(self, cache: PagedKVCache, ends_T: Int32Array | None = None) -> ForwardContext:
         """The forward context of this step for a model whose KV cache is `cache`."""
         return cache.forward_context(
-            query_start_loc_R1=torch.from_numpy(self.query_start_R1),
-            seq_lens_R=torch.from_numpy(self.seq_lens_R),
-            block_tables_GRM=[torch.from_numpy(table) for table in self.block_tables_GRM],
-            slot_mappings_GT=[torch.from_numpy(slots) for slots in self.slot_mappings_GT],
+            query_start_loc_R1=cache.sent(self.query_start_R1),
+            seq_lens_R=cache.sent(self.seq_lens_R),
+            block_tables_GRM=[cache.sent(table) for table in self.block_tables_GRM],
+            slot_mappings_GT=[cache.sent(slots) for slots in self.slot_mappings_GT],
             num_decodes=self.num_decodes,
             ends_T=None if ends_T is None else torch.from_numpy(ends_T),
         )
@@ -160,6 +162,31 @@ class StepInputs(StepRows):
             ends_T=None if ends_T is None else torch.from_numpy(ends_T[rows_N]),
         )
         return OutputRows(torch.from_numpy(rows_N), metadata)
+
+
+def gather_planned_inputs(
+    plan: SchedulerOutput,
+    batch: CPUInputBatch,
+    *,
+    decodes_first: bool = False,
+    order: Int64Array | None = None,
+) -> StepInputs:
+    """See `gather_step_inputs`; the plan's drafts are written to their rows."""
+    num_drafts = None
+    if plan.scheduled_spec_decode_tokens:
+        num_drafts = num_drafts_of(plan)
+        for place in np.flatnonzero(num_drafts).tolist():
+            drafts = plan.scheduled_spec_decode_tokens[plan.batch.req_ids[place]]
+            batch.write_drafts(int(plan.batch.rows[place]), drafts)
+    return gather_step_inputs(
+        batch,
+        rows=plan.batch.rows,
+        num_computed=plan.batch.num_computed_tokens,
+        num_scheduled=plan.batch.num_scheduled_tokens,
+        num_drafts=num_drafts,
+        decodes_first=decodes_first,
+        order=order,
+    )
 
 
 def gather_step_inputs(

@@ -8,11 +8,15 @@ import torch
 
 from engine_core.model_runner.cache import BlockStorage, PagedKVCache
 from engine_core.model_runner.config import RunnerConfig
-from engine_core.model_runner.cpu.input_batch import CPUInputBatch, StepInputs, gather_step_inputs
+from engine_core.model_runner.cpu.input_batch import (
+    CPUInputBatch,
+    StepInputs,
+    gather_planned_inputs,
+)
 from engine_core.model_runner.cpu.row_features import cpu_row_parts, make_sampler
 from engine_core.model_runner.cpu.synchronous_runner import SynchronousRunner
 from engine_core.model_runner.decode_steps import run_decode_steps
-from engine_core.model_runner.drafts import VerifiedRows, num_drafts_of
+from engine_core.model_runner.drafts import VerifiedRows
 from engine_core.model_runner.logit_masks import logit_masks
 from engine_core.model_runner.output import runner_output
 from engine_core.model_runner.row_parts import StepPart
@@ -67,7 +71,12 @@ class CPUModelRunner(SynchronousRunner):
     def _run(self, plan: SchedulerOutput) -> ModelRunnerOutput:
         """One step, whose rows are in place."""
         self._ops.wake_threads()
-        inputs = self._gather(plan)
+        inputs = gather_planned_inputs(
+            plan,
+            self.batch,
+            decodes_first=self._ops.needs_decodes_first,
+            order=self.parts.order(plan.batch.rows),
+        )
         parts = self.parts.of_step(plan, inputs)
         for part in parts:
             part.begin()
@@ -84,23 +93,6 @@ class CPUModelRunner(SynchronousRunner):
         for part in parts:
             part.answer(output)
         return output
-
-    def _gather(self, plan: SchedulerOutput) -> StepInputs:
-        num_drafts = None
-        if plan.scheduled_spec_decode_tokens:
-            num_drafts = num_drafts_of(plan)
-            for place in np.flatnonzero(num_drafts).tolist():
-                drafts = plan.scheduled_spec_decode_tokens[plan.batch.req_ids[place]]
-                self.batch.write_drafts(int(plan.batch.rows[place]), drafts)
-        return gather_step_inputs(
-            self.batch,
-            rows=plan.batch.rows,
-            num_computed=plan.batch.num_computed_tokens,
-            num_scheduled=plan.batch.num_scheduled_tokens,
-            num_drafts=num_drafts,
-            decodes_first=self._ops.needs_decodes_first,
-            order=self.parts.order(plan.batch.rows),
-        )
 
     def _context(self, inputs: StepInputs, parts: tuple[StepPart, ...]) -> ForwardContext:
         ends_T = next((part.ends_T for part in parts if part.ends_T is not None), None)

@@ -59,7 +59,7 @@ class DraftedLoop(EngineLoop):
                 made = output.draft_token_ids
                 for name, drafts in zip(made.req_ids, made.draft_token_ids, strict=True):
                     row = self.scheduler.pool.find_sequence(name).row
-                    batch = runner.batch
+                    batch = getattr(runner, "host_batch", runner.batch)
                     tokens = batch.token_ids[row, : batch.num_tokens[row]].tolist()
                     self.drafts.append((name, tokens, drafts))
             return output
