@@ -37,9 +37,10 @@ are in [multimodal.md](multimodal.md). Texts that a config.json does not name ar
 _REST = """
 ## Everything else
 Other decoder-only models of transformers run through its modelling code over this engine's paged
-attention (OPT, GPT-2, Phi, Falcon ...); slower, without ranks, untried on a GPU. Encoder-decoders:
-[encoder_decoder.md](encoder_decoder.md). Refused by name: Mamba-1 (Jamba), attention in chunks
-(Llama 4), keys chosen by an indexer (DeepSeek V3.2, GLM-5).
+attention (OPT, GPT-2, Phi, Falcon, Apertus, Laguna, MiMo-V2-Flash, LongCat-Flash ...); slower,
+without ranks, untried on a GPU. Encoder-decoders: [encoder_decoder.md](encoder_decoder.md). Refused
+by name: Mamba-1 (Jamba), attention in chunks (Llama 4), keys chosen by an indexer (DeepSeek V3.2,
+GLM-5), texts that transformers has only within another model (Step 3.5).
 """
 
 

@@ -83,7 +83,10 @@ def _refuse_by_config(config: Mapping[str, Any]) -> None:
             f"is not computed here; {_SUPPORTED}"
         )
     if "chunked_attention" in (config.get("layer_types") or ()):
-        raise UnsupportedArchitecture(f"{name} attends in chunks of its context; {_SUPPORTED}")
+        raise UnsupportedArchitecture(
+            f"{name} attends in chunks of its context, which no attention here does (Llama 1 to 3, "
+            f"without them, run); {_SUPPORTED}"
+        )
 
 
 def load_pretrained(
@@ -124,7 +127,8 @@ def load_pretrained(
     if type(auto_config) not in auto_class._model_mapping:
         kind = auto_class.__name__.removeprefix("AutoModelFor")
         raise UnsupportedArchitecture(
-            f"{architecture_of(config)} is not a model of transformers' kind {kind}; {_SUPPORTED}"
+            f"{architecture_of(config)} is not a model of transformers' kind {kind}, and there is "
+            f"no code of our own for it; {_SUPPORTED}"
         )
     try:
         model, report = auto_class.from_pretrained(

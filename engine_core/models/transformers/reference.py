@@ -206,7 +206,8 @@ def _read_cache(model: Any, cache: object) -> tuple[PagedKeys, ...]:
         # exactly these: their subclasses hold states beside keys and values
         if type(layer) not in (DynamicLayer, DynamicSlidingWindowLayer) or not layer.is_initialized:
             has_mamba = any(hasattr(each, "x_proj") for each in model.modules())
-            kind = "Mamba-1, which is missing here" if has_mamba else type(layer).__name__
+            kind = "Mamba-1, which is missing here; Mamba-2, as in Bamba, is not"
+            kind = kind if has_mamba else type(layer).__name__
             raise UnsupportedArchitecture(
                 f"{name} has layers without keys and values of their own ({kind}); models with "
                 "attention in every layer are supported"

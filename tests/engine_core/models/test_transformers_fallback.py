@@ -52,6 +52,11 @@ FLATTENED = {
     "olmo2": lambda: transformers.Olmo2Config(**GROUPED),
     "granite": lambda: transformers.GraniteConfig(**GROUPED, logits_scaling=3.0),
     "mixtral": lambda: transformers.MixtralConfig(**GROUPED, num_local_experts=4),
+    "apertus": lambda: transformers.ApertusConfig(**GROUPED),
+    "laguna": lambda: transformers.LagunaConfig(
+        **GROUPED, head_dim=8, sliding_window=5, moe_intermediate_size=16, num_experts=4,
+        num_experts_per_tok=2, shared_expert_intermediate_size=16,
+    ),
     "gemma4_text (heads of two sizes)": lambda: transformers.Gemma4TextConfig(
         **GROUPED, head_dim=8, global_head_dim=12, sliding_window=3, hidden_size_per_layer_input=0,
         layer_types=["sliding_attention", "sliding_attention", "full_attention"],
@@ -92,6 +97,18 @@ PER_REQUEST = {
         **SHAPE, num_key_value_heads=6, q_lora_rank=8, kv_lora_rank=8, qk_rope_head_dim=4,
         qk_nope_head_dim=4, v_head_dim=6, n_routed_experts=4, num_experts_per_tok=2, n_group=1,
         topk_group=1, first_k_dense_replace=1, moe_intermediate_size=16,
+    ),
+    "mimo_v2_flash (keys wider than values, windows with sinks)": lambda: (
+        transformers.MiMoV2FlashConfig(
+            **{**GROUPED, "num_attention_heads": 4}, head_dim=12, v_head_dim=8, sliding_window=5,
+            moe_intermediate_size=16, n_routed_experts=4, num_experts_per_tok=2,
+        )
+    ),
+    "longcat_flash (two attentions a layer)": lambda: transformers.LongcatFlashConfig(
+        **IDS, hidden_size=36, num_layers=2, num_attention_heads=6, max_position_embeddings=128,
+        initializer_range=0.3, ffn_hidden_size=50, q_lora_rank=8, kv_lora_rank=8,
+        qk_nope_head_dim=4, qk_rope_head_dim=4, head_dim=4, v_head_dim=6, moe_topk=2,
+        n_routed_experts=4, zero_expert_num=2, expert_ffn_hidden_size=16,
     ),
 }  # fmt: skip
 
