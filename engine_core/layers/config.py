@@ -132,10 +132,17 @@ class AltUpConfig:
 
 @dataclass(frozen=True, slots=True)
 class PerLayerConfig:
-    """Embeddings per layer: columns of a layer, and tokens that the table has."""
+    """Embeddings per layer.
+
+    Attributes:
+        size: columns of a layer.
+        vocab_size: tokens that the table has.
+        given_token: whose row tokens have that are given in place of embeddings.
+    """
 
     size: int
     vocab_size: int
+    given_token: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

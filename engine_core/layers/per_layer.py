@@ -14,6 +14,7 @@ from engine_core.layers.config import Activation, PerLayerConfig
 from engine_core.layers.linear import FusedLinear
 from engine_core.layers.norm import RMSNorm
 from engine_core.layers.parameters import PackedPlacement, Placements, merge
+from kernels.interface.given_rows import GivenRows
 from kernels.interface.operations import Operations
 from kernels.interface.weights import QuantisedTensor, WeightPart
 
@@ -34,6 +35,7 @@ class PerLayerInputs:
     ) -> None:
         self._sizes = [config.size] * num_layers
         self._shape = (config.vocab_size, num_layers * config.size)
+        self._given_token = config.given_token
         self._norm = norm
         self._ops = ops
         self.projection = FusedLinear(
@@ -57,8 +59,11 @@ class PerLayerInputs:
     def _store(self, part: WeightPart) -> None:
         self._table = part
 
-    def look_up(self, token_ids_T: torch.Tensor) -> None:
-        """The tokens of the pass that comes. Those that the table lacks count as the first one."""
+    def look_up(self, token_ids_T: torch.Tensor, given: GivenRows | None) -> None:
+        """The tokens of the pass that comes, and which of them are given as states. Those that the
+        table lacks count as the first one."""
+        if given is not None:
+            token_ids_T = token_ids_T.index_fill(0, given.places_N, self._given_token)
         is_there_T = (token_ids_T >= 0) & (token_ids_T < self._shape[0])
         self._ids_T = token_ids_T.where(is_there_T, 0)
 

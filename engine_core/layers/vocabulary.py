@@ -15,6 +15,7 @@ from engine_core.layers.parameters import (
     Placements,
 )
 from engine_core.layers.per_layer import PerLayerInputs
+from kernels.interface.given_rows import GivenRows
 from kernels.interface.operations import Operations
 from kernels.interface.sampling import SamplingOperations
 from kernels.interface.weights import LinearWeight, QuantisedTensor, WeightPacking, WeightPart
@@ -33,7 +34,7 @@ def token_ranges(vocab_size: int, num_ranks: int) -> list[range]:
 
 
 class Vocabulary:
-    """`embed` at the bottom of a model, `logits` at its top.
+    """`begin` at the bottom of a model, `logits` at its top.
 
     Of several ranks each has the rows of its `tokens`, and one of zeros, which all other ids find:
     the sum over the ranks is the embedding. A rank's logits are of its tokens, as the host samples
@@ -137,10 +138,10 @@ class Vocabulary:
         self._head = packed if is_shared else self._pack(self._packing, self._head_name, head)
         self._embedding = packed
 
-    def rows_of(self, token_ids_T: torch.Tensor) -> torch.Tensor:
-        """Ids in [0, V) -> what `embed` takes."""
+    def rows_of(self, token_ids_T: torch.Tensor, given: GivenRows | None) -> torch.Tensor:
+        """Ids in [0, V) -> what `embed` and `begin` take. `given`: as there."""
         if self._per_layer is not None:
-            self._per_layer.look_up(token_ids_T)
+            self._per_layer.look_up(token_ids_T, given)
         if not self._is_shared:
             return token_ids_T
         rows_T = token_ids_T - self.tokens.start
@@ -155,6 +156,12 @@ class Vocabulary:
             hidden_TE = self._ops.reduce(hidden_TE, self._collectives.all_reduce_)
         if self._embedding_scale is not None:
             hidden_TE = hidden_TE.mul_(self._embedding_scale)
+        return hidden_TE
+
+    def begin(self, rows_T: torch.Tensor, given: GivenRows | None) -> torch.Tensor:
+        """What enters the first layer, [T, E]; what each layer has of its own is made of it.
+        `rows_T`: answers of `rows_of`. `given`: what takes the place of embeddings."""
+        hidden_TE = self._ops.replace_rows(self.embed(rows_T), given)
         if self._per_layer is not None:
             self._per_layer.begin(hidden_TE)
         return hidden_TE

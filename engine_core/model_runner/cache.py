@@ -103,6 +103,8 @@ class PagedKVCache:
         self, config: RunnerConfig, spec: ModelSpec, keys: PagedKeys
     ) -> AttentionPlanner:
         """Make the attention planner of layers that have such keys."""
+        encoder = config.encoder
+        is_causal = encoder is not None and encoder.family.is_causal_without_window
         return self._ops.make_attention_planner(
             AttentionSpec(
                 num_query_heads=spec.num_query_heads,
@@ -116,6 +118,7 @@ class PagedKVCache:
                 dtype=config.dtype,
                 kv_dtype=config.kv_dtype,
                 value_size=keys.value_size_in_keys,
+                ignores_ends=keys.window is None and is_causal,
             )
         )
 

@@ -114,7 +114,7 @@ class Decoder:
         self, token_ids_T: torch.Tensor, positions_T: torch.Tensor, context: ForwardContext
     ) -> torch.Tensor:
         if self.stage.is_first:
-            rows_T = self.vocabulary.rows_of(token_ids_T)
+            rows_T = self.vocabulary.rows_of(token_ids_T, context.given)
         else:
             rows_T = self._passed.receive(len(positions_T))
         if self._grows_tables and len(positions_T):
@@ -145,8 +145,7 @@ class Decoder:
         """What `forward` consists of; `Operations.capture` says what it may do."""
         out_TE: torch.Tensor | None = None
         if self.stage.is_first:
-            embedded_TE = self.vocabulary.embed(rows_T)
-            residual_TE = self._ops.replace_rows(embedded_TE, context.given)
+            residual_TE = self.vocabulary.begin(rows_T, context.given)
         else:
             out_TE, residual_TE = self._passed.rows(rows_T, self._ops)
         states: list[torch.Tensor] = []

@@ -49,9 +49,11 @@ def read_per_layer(fields: ConfigFields) -> PerLayerConfig | None:
     """Embeddings per layer; a size of 0 is none."""
     if fields.get("hidden_size_per_layer_input") == 0:
         return None
+    padding = fields.get("pad_token_id")
     return PerLayerConfig(
         fields.positive_int("hidden_size_per_layer_input", 256),
         fields.positive_int("vocab_size_per_layer_input", 262_144),
+        given_token=padding if isinstance(padding, int) else 0,
     )
 
 

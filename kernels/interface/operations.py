@@ -101,6 +101,7 @@ class AttentionSpec:
             away on either side. Steps hold whole sequences.
         value_size: of values in the keys (`KVShape.values_in_keys`), and of results; None: values
             are beside the keys, as long as these.
+        ignores_ends: each token sees up to itself, whatever ends a step gives.
     """
 
     num_query_heads: int
@@ -115,6 +116,7 @@ class AttentionSpec:
     kv_dtype: torch.dtype
     bidirectional: bool = False
     value_size: int | None = None
+    ignores_ends: bool = False
 
 
 class AttentionPlanner(ABC):
@@ -162,7 +164,7 @@ class AttentionPlanner(ABC):
             block_size=self._spec.block_size,
             sliding_window=self._spec.sliding_window,
             plan=None,
-            ends_T=ends_T,
+            ends_T=None if self._spec.ignores_ends else ends_T,
             num_long_prefills=num_long_prefills,
         )
         step.plan = self._plan_work(step, num_decodes, num_decode_tokens)

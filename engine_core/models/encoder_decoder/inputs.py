@@ -14,6 +14,7 @@ class EncoderInputs:
     """
 
     is_bidirectional = False
+    is_causal_without_window = False
     has_axes = False
     is_cross_attended = True
     num_added_layers = 0

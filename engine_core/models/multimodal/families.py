@@ -4,6 +4,8 @@ is refused before anything runs; the prompt's places must be as many as the rows
 from collections.abc import Callable, Mapping
 from typing import Any
 
+import numpy as np
+
 from engine_core.models.config_fields import ConfigFields
 from engine_core.models.errors import UnsupportedArchitecture
 from engine_core.models.multimodal.interface import InputFamily, Tensors
@@ -14,6 +16,10 @@ from engine_core.models.multimodal.tensor_checks import check_tensors
 from engine_core.models.multimodal.tensor_checks import wrong_shape as _wrong
 
 _QWEN_MOST_PIXELS = 12_845_056
+_INTERN_MOST_TILES = 13
+"""The most tiles of an image of InternVL, as published processors make them."""
+_GEMMA4_MOST_ROWS = 1120
+"""The most rows of an image of Gemma 4, whatever its processor is set to."""
 
 
 class _Images:
@@ -21,6 +27,7 @@ class _Images:
 
     modalities: tuple[str, ...] = ("image",)
     is_bidirectional = False
+    is_causal_without_window = False
     has_axes = False
     is_cross_attended = False
     num_added_layers = 0
@@ -29,8 +36,8 @@ class _Images:
     def __init__(self, config: Mapping[str, Any]) -> None:
         self._fields = ConfigFields(config)
         self._vision = ConfigFields(self._fields.mapping("vision_config") or {})
-        self._side = self._vision.positive_int("image_size", self._default_side)
-        self._patches = (self._side // self._vision.positive_int("patch_size", self._patch)) ** 2
+        self._side = self._square("image_size", self._default_side)
+        self._patches = (self._side // self._square("patch_size", self._patch)) ** 2
         self.most_rows = self._rows_of_one()
 
     _default_side, _patch = 224, 16
@@ -45,6 +52,13 @@ class _Images:
 
     def grid(self, tensors: Tensors) -> tuple[int, int]:
         raise NotImplementedError
+
+    def _square(self, name: str, default: int) -> int:
+        """A side of the vision config, which may be spelled out twice."""
+        given = self._vision.get(name)
+        if isinstance(given, list) and len(given) == 2 and given[0] == given[1]:
+            return ConfigFields({name: given[0]}).positive_int(name)
+        return self._vision.positive_int(name, default)
 
     def _rows_of_one(self) -> int:
         return self._patches
@@ -102,11 +116,29 @@ class Idefics3Images(_Images):
         return self._patches // self._fields.positive_int("scale_factor", 2) ** 2
 
 
+class InternVLImages(_Images):
+    """Tiles of one size; 1 / `downsample_ratio`^2 patches make a row."""
+
+    _default_side, _patch = 448, 14
+
+    def __init__(self, config: Mapping[str, Any]) -> None:
+        super().__init__(config)
+        strategy = self._fields.text("vision_feature_select_strategy", "default")
+        if strategy != "default":
+            raise UnsupportedArchitecture(
+                f"vision_feature_select_strategy {strategy!r} of InternVL is not supported"
+            )
+        self.most_rows *= _INTERN_MOST_TILES
+
+    def _rows_of_one(self) -> int:
+        return int(self._patches**0.5 * self._fields.positive_float("downsample_ratio", 0.5)) ** 2
+
+
 class PixtralImages(_Images):
     """An image of any size up to a square; `spatial_merge_size`^2 patches make a row."""
 
     _takes = {"pixel_values": _FLOATS, "image_sizes": _INTS}
-    _default_side, _patch = 1024, 16
+    _default_side, _patch, _merge = 1024, 16, 2
 
     def num_rows(self, modality: str, tensors: Tensors) -> int:
         self._check_names(modality, tensors)
@@ -129,10 +161,84 @@ class PixtralImages(_Images):
     def _step(self) -> int:
         """Pixels of a row's side."""
         patch = self._vision.positive_int("patch_size", self._patch)
-        return patch * self._fields.positive_int("spatial_merge_size", 2)
+        return patch * self._fields.positive_int("spatial_merge_size", self._merge)
 
     def _rows_of_one(self) -> int:
         return (self._side // self._step) ** 2
+
+
+class LlavaPixtralImages(PixtralImages):
+    """Images of LLaVA with Pixtral's tower (Pixtral 12B): each patch makes a row."""
+
+    _merge = 1
+
+    def __init__(self, config: Mapping[str, Any]) -> None:
+        super().__init__(config)
+        strategy = self._fields.text("vision_feature_select_strategy", "default")
+        if strategy != "full":
+            raise UnsupportedArchitecture(
+                f"vision_feature_select_strategy {strategy!r} of a 'pixtral' is not supported, as "
+                "it has no class token; it must be full"
+            )
+
+
+class Gemma4Images(_Images):
+    """Patches of an image of any size, and the column and row of each; -1 is padding behind them.
+    `pooling_kernel_size`^2 make a row. The rows of a run see each other, if the text says so."""
+
+    is_causal_without_window = True
+    _takes = {"pixel_values": _FLOATS, "image_position_ids": _INTS}
+    _looks_ahead: str | None = None
+    """`use_bidirectional_attention` of a text that does not have it."""
+
+    def __init__(self, config: Mapping[str, Any]) -> None:
+        super().__init__(config)
+        if config.get("vision_config") is None:
+            raise UnsupportedArchitecture("the model has no vision_config")
+        text = self._fields.mapping("text_config") or {}
+        looks_ahead = text.get("use_bidirectional_attention", self._looks_ahead)
+        self.is_bidirectional = looks_ahead == "vision"
+        self._pool = self._vision.positive_int("pooling_kernel_size", 3)
+        self._patch = self._vision.positive_int("patch_size", 16)
+        self._most_positions = self._vision.positive_int("position_embedding_size", 10_240)
+
+    def num_rows(self, modality: str, tensors: Tensors) -> int:
+        self._check_names(modality, tensors)
+        places, shape = tensors["image_position_ids"], tensors["pixel_values"].shape
+        values, most = 3 * self._patch**2, _GEMMA4_MOST_ROWS * self._pool**2
+        number = shape[1] if len(shape) == 3 else 0
+        if shape != (1, number, values) or not 0 < number <= most or number % self._pool**2:
+            wanted = f"[1, patches, {values}] with a multiple of {self._pool**2} up to {most}"
+            raise ValueError(_wrong("pixel_values", shape, wanted))
+        if places.shape != (1, number, 2):
+            raise ValueError(_wrong("image_position_ids", places.shape, f"[1, {number}, 2]"))
+        columns, rows = (int(last) + 1 for last in places[0].max(axis=0))
+        is_right = 0 < columns * rows <= number and columns % self._pool == rows % self._pool == 0
+        if is_right and max(columns, rows) <= self._most_positions:
+            row, column = np.divmod(np.arange(columns * rows), columns)
+            grid = np.full((number, 2), -1)
+            grid[: columns * rows] = np.stack((column, row), axis=1)
+            if (places[0] == grid).all():
+                return columns * rows // self._pool**2
+        raise ValueError(
+            f"image_position_ids end at {[columns - 1, rows - 1]}, they must be the column and row "
+            f"of each patch, row by row, both numbers of which are multiples of {self._pool} up to "
+            f"{self._most_positions}, and -1 behind; send what the model's own processor makes"
+        )
+
+    def _rows_of_one(self) -> int:
+        return self._fields.positive_int("vision_soft_tokens_per_image", 280)
+
+
+class Gemma4UnifiedImages(Gemma4Images):
+    """Images of Gemma 4 12B: patches that are merged already, each of which makes a row."""
+
+    _looks_ahead = "vision"
+
+    def __init__(self, config: Mapping[str, Any]) -> None:
+        super().__init__(config)
+        self._patch, self._pool = self._patch * self._pool, 1
+        self._most_positions = self._vision.positive_int("mm_posemb_size", 1120)
 
 
 class QwenImages(_Images):
@@ -210,8 +316,17 @@ class Qwen3Images(Qwen35Images):
             )
 
 
+def _llava(config: Mapping[str, Any]) -> _Images:
+    vision = config.get("vision_config")
+    is_pixtral = isinstance(vision, Mapping) and vision.get("model_type") == "pixtral"
+    return LlavaPixtralImages(config) if is_pixtral else LlavaImages(config)
+
+
 _FAMILIES: dict[str, Callable[[Mapping[str, Any]], InputFamily]] = {
     "gemma3": Gemma3Images,
+    "gemma4": Gemma4Images,
+    "gemma4_unified": Gemma4UnifiedImages,
+    "internvl": InternVLImages,
     "qwen2_vl": QwenImages,
     "qwen2_5_vl": QwenImages,
     "qwen3_vl": Qwen3Images,
@@ -220,7 +335,7 @@ _FAMILIES: dict[str, Callable[[Mapping[str, Any]], InputFamily]] = {
     "qwen3_5_moe": Qwen35Images,
     "idefics3": Idefics3Images,
     "smolvlm": Idefics3Images,
-    "llava": LlavaImages,
+    "llava": _llava,
     "mistral3": PixtralImages,
     "voxtral": VoxtralSounds,
     "qwen2_audio": Qwen2AudioSounds,

@@ -28,6 +28,8 @@ class InputFamily(Protocol):
     modalities: tuple[str, ...]
     is_bidirectional: bool
     """Tokens of a run see all of the run, also what stands behind them."""
+    is_causal_without_window: bool
+    """In layers without a window they see up to themselves all the same."""
     has_axes: bool
     """Each token has a position on each of three axes (M-RoPE)."""
     is_cross_attended: bool

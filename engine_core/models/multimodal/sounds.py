@@ -22,6 +22,7 @@ class Sounds:
 
     modalities: tuple[str, ...] = ("audio",)
     is_bidirectional = False
+    is_causal_without_window = False
     has_axes = False
     is_cross_attended = False
     num_added_layers = 0

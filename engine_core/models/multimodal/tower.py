@@ -18,6 +18,7 @@ _KEYS = {
     r"^thinker\.": "model.",
 }
 """Names of tensors of Qwen3-ASR as it is published, and those of transformers."""
+_SOUND_PARTS = ("audio_tower", "embed_audio")
 
 
 class TransformersEncoder:
@@ -64,7 +65,7 @@ def _rows(found: torch.Tensor | Sequence[torch.Tensor]) -> torch.Tensor:
 def load_encoder(
     path: Path, family: InputFamily, *, dtype: torch.dtype, num_threads: int
 ) -> TransformersEncoder:
-    """Read what of a model folder is not its language model.
+    """Read what of a model folder the family's inputs go through, without its language model.
 
     Raises:
         ModelWeightsError: tensors are missing or of a wrong shape.
@@ -84,7 +85,9 @@ def load_encoder(
             full_config = type(full_config)(audio_config=audio)
         if hasattr(full_config, "quantization_config"):
             del full_config.quantization_config  # of the language model's weights
-        model_class = _without_text(AutoModelForMultimodalLM._model_mapping[type(full_config)])
+        own_class = AutoModelForMultimodalLM._model_mapping[type(full_config)]
+        left_out = _TEXT_PARTS if "audio" in family.modalities else _TEXT_PARTS + _SOUND_PARTS
+        model_class = _without(left_out, own_class)
         model, report = model_class.from_pretrained(
             path,
             config=full_config,
@@ -109,12 +112,12 @@ def load_encoder(
     return TransformersEncoder(model.eval(), family, num_threads=num_threads)
 
 
-def _without_text(model_class: Any) -> Any:
+def _without(left_out: tuple[str, ...], model_class: Any) -> Any:
     """A class of the same name, as names of tensors are converted by it."""
 
     def make(self: Any, config: Any) -> None:
         model_class.__init__(self, config)
-        for part in _TEXT_PARTS:
+        for part in left_out:
             if hasattr(self.model, part):
                 setattr(self.model, part, torch.nn.Identity())
         self.lm_head = torch.nn.Identity()

@@ -46,6 +46,27 @@ SOUND = {
     "d_model": 32, "encoder_layers": 2, "encoder_attention_heads": 2, "encoder_ffn_dim": 128,
     "num_mel_bins": 6, "max_source_positions": 20, "initializer_range": 0.3,
 }  # fmt: skip
+GEMMA4_TEXT = TEXT | {
+    "head_dim": 8, "global_head_dim": 14, "num_hidden_layers": 4, "sliding_window": 4,
+    "layer_types": ["sliding_attention", "full_attention"] * 2,
+    "hidden_size_per_layer_input": 0, "vocab_size_per_layer_input": 118,
+}  # fmt: skip
+GEMMA4_IDS = {
+    "image_token_id": IMAGE, "boi_token_id": BEGIN, "eoi_token_id": END, "video_token_id": 121,
+    "audio_token_id": 122,
+}  # fmt: skip
+GEMMA4 = {
+    "text_config": GEMMA4_TEXT
+    | {"hidden_size_per_layer_input": 6, "num_kv_shared_layers": 2, "pad_token_id": 3},
+    "vision_config": VISION
+    | {"num_key_value_heads": 2, "head_dim": 16, "pooling_kernel_size": 2,
+       "position_embedding_size": 12},
+    "audio_config": {
+        "hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2,
+        "output_proj_dims": 32, "subsampling_conv_channels": [4, 2],
+    },
+    **GEMMA4_IDS,
+}  # fmt: skip
 CONFIGS = {
     "qwen2_vl": {
         "text_config": QWEN_TEXT,
@@ -82,6 +103,28 @@ CONFIGS = {
         "vision_config": VISION, "mm_tokens_per_image": 16, "image_token_index": IMAGE,
         "boi_token_index": BEGIN, "eoi_token_index": END,
     },
+    "gemma4": GEMMA4,
+    "gemma4, rows see each other": {
+        "text_config": GEMMA4_TEXT | {"use_bidirectional_attention": "vision"},
+        "vision_config": GEMMA4["vision_config"]
+        | {"standardize": True, "use_clipped_linears": True},
+        **GEMMA4_IDS,
+    },
+    "gemma4_unified": {
+        "text_config": {
+            name: value for name, value in GEMMA4_TEXT.items() if "per_layer_input" not in name
+        },
+        "vision_config": {
+            "patch_size": 2, "pooling_kernel_size": 2, "mm_embed_dim": 24, "mm_posemb_size": 12,
+            "output_proj_dims": 24,
+        },
+        **GEMMA4_IDS,
+    },
+    "internvl": {
+        "text_config": TEXT | {"model_type": "qwen3", "head_dim": 8},
+        "vision_config": VISION | {"image_size": [16, 16], "patch_size": [4, 4]},
+        "image_token_id": IMAGE, "image_seq_length": 4,
+    },
     "smolvlm": {
         "text_config": TEXT | {"model_type": "llama"}, "vision_config": VISION,
         "scale_factor": 2, "image_token_id": IMAGE,
@@ -114,10 +157,17 @@ CONFIGS = {
         | {"output_dim": 32, "n_window_infer": 100, "downsample_hidden_size": 8},
         "audio_token_id": IMAGE,
     },
+    "llava, of Pixtral": {
+        "text_config": TEXT | {"model_type": "mistral", "head_dim": 6, "sliding_window": None},
+        "vision_config": VISION | {"model_type": "pixtral", "image_size": 24, "patch_size": 8},
+        "image_token_index": IMAGE, "vision_feature_select_strategy": "full",
+        "vision_feature_layer": -1,
+    },
 }  # fmt: skip
+PIXTRAL = ("mistral3", "llava, of Pixtral")
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, eq=False)
 class Image:
     """Tensors by transformers' names, and how many rows they become."""
 
@@ -128,8 +178,13 @@ class Image:
 @functools.cache
 def make_model(model_type):
     torch.manual_seed(0)
-    config = AutoConfig.for_model(model_type, **CONFIGS[model_type])
+    config = AutoConfig.for_model(type_of(model_type), **CONFIGS[model_type])
     return AutoModelForMultimodalLM.from_config(config, attn_implementation="eager").eval()
+
+
+def type_of(name):
+    """`model_type` of one of CONFIGS."""
+    return name.split(",")[0]
 
 
 def save_model(model_type, path):
@@ -137,11 +192,12 @@ def save_model(model_type, path):
     return path
 
 
+@functools.cache
 def make_image(model_type, seed, size=(4, 4)):
-    """`size`: of the grid of a Qwen model or Pixtral, in patches; of Idefics3 and SmolVLM the first
-    is twice the number of tiles; of a sound it is about its length."""
+    """`size`: of the grid of a Qwen model, Pixtral or Gemma 4, in patches; of Idefics3, SmolVLM and
+    InternVL the first is twice the number of tiles; of a sound it is about its length."""
     draw = np.random.default_rng(seed)
-    if "audio_config" in CONFIGS[model_type]:
+    if "vision_config" not in CONFIGS[model_type]:
         return make_sound(model_type, draw, size[0] * size[1])
     if model_type.startswith("qwen"):
         rows, columns = size
@@ -153,7 +209,19 @@ def make_image(model_type, seed, size=(4, 4)):
         pixels = draw.standard_normal((1, tiles, 3, 16, 16), dtype=np.float32)
         mask = np.ones((1, tiles, 16, 16), np.int64)
         return Image({"pixel_values": pixels, "pixel_attention_mask": mask}, 4 * tiles)
-    if model_type == "mistral3":
+    if model_type == "internvl":
+        tiles = size[0] // 2
+        pixels = draw.standard_normal((tiles, 3, 16, 16), dtype=np.float32)
+        return Image({"pixel_values": pixels}, 4 * tiles)
+    if model_type.startswith("gemma4"):
+        num_rows, merge = size[0] * size[1] // 4, 2 if model_type == "gemma4_unified" else 1
+        rows, columns = (side // merge for side in size)
+        pixels = np.zeros((1, 28, 48), np.float32)
+        pixels[0, : rows * columns] = draw.random((rows * columns, 48), np.float32)
+        places = np.full((1, 28, 2), -1)
+        places[0, : rows * columns] = np.argwhere(np.ones((rows, columns)))[:, ::-1]
+        return Image({"pixel_values": pixels, "image_position_ids": places}, num_rows)
+    if model_type in PIXTRAL:
         rows, columns = size
         pixels = draw.standard_normal((1, 3, 4 * rows, 4 * columns), dtype=np.float32)
         sizes = np.array([pixels.shape[2:]], np.int64)
@@ -190,7 +258,7 @@ def make_prompt(model_type, parts):
         pieces = [part.num_rows]
         if model_type in ("smolvlm", "idefics3"):
             pieces = [4] * (part.num_rows // 4)
-        elif model_type == "mistral3":
+        elif model_type in PIXTRAL:
             height, width = (part.tensors["image_sizes"][0] // 8).tolist()
             pieces = [width] * height
         for piece in pieces:
@@ -215,14 +283,19 @@ def hash_of(text):
     return blake2b(text.encode(), digest_size=32).digest()
 
 
-@torch.inference_mode()
 def answer(model_type, ids, images, num_tokens=8):
     """Greedy tokens, and log-probabilities [prompt + tokens - 1, V] of what follows each token."""
+    return _answer(model_type, tuple(ids), tuple(images), num_tokens)
+
+
+@functools.cache
+@torch.inference_mode()
+def _answer(model_type, ids, images, num_tokens):
     model, ids = make_model(model_type), list(ids)
     tensors = {}
     for name in images[0].tensors if images else ():
         parts = [torch.from_numpy(image.tensors[name]) for image in images]
-        if model_type == "mistral3" and name == "pixel_values":  # padded to one size
+        if model_type in PIXTRAL and name == "pixel_values":  # padded to one size
             sides = [(24 - part.shape[3], 24 - part.shape[2]) for part in parts]
             parts = [
                 torch.nn.functional.pad(part, (0, right, 0, below))
@@ -241,12 +314,19 @@ def answer(model_type, ids, images, num_tokens=8):
         if model_type.startswith("qwen"):
             model.model.rope_deltas = None
             more = {"mm_token_type_ids": is_image}
+        elif model_type.startswith("gemma4"):
+            more = {"mm_token_type_ids": is_image}
         elif model_type == "gemma3":
             more = {"token_type_ids": is_image}
+        mask = torch.ones_like(input_ids)
+        if model_type == "gemma4_unified":  # a bare call has another mask than `generate`
+            mask = model.create_masks_for_generate(
+                model.config, model.get_input_embeddings()(input_ids.clamp(max=119)), mask, None,
+                torch.arange(len(ids))[None], **more,
+            )  # fmt: skip
         logits = model(
-            input_ids=input_ids, attention_mask=torch.ones_like(input_ids), use_cache=False,
-            **tensors, **more,
-        ).logits[0]  # fmt: skip
+            input_ids=input_ids, attention_mask=mask, use_cache=False, **tensors, **more
+        ).logits[0]
         if len(ids) - num_prompt == num_tokens:
             return ids[num_prompt:], logits.log_softmax(-1)
         ids.append(int(logits[-1].argmax()))

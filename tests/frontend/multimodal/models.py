@@ -1,14 +1,22 @@
 """Processors of transformers, small, and what an engine says of their models. Not a test."""
 
+import contextlib
+import importlib
 import json
 import sys
+import types
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any
+from unittest import mock
 
 import tokenizers
+import torch
 from transformers import (
     Gemma3Processor,
+    Gemma4Processor,
     Idefics3Processor,
+    InternVLProcessor,
     LlavaProcessor,
     PreTrainedTokenizerFast,
     ProcessorMixin,
@@ -16,6 +24,8 @@ from transformers import (
 )
 from transformers.models.clip.image_processing_pil_clip import CLIPImageProcessorPil
 from transformers.models.gemma3.image_processing_pil_gemma3 import Gemma3ImageProcessorPil
+from transformers.models.gemma4.image_processing_pil_gemma4 import Gemma4ImageProcessorPil
+from transformers.models.got_ocr2.image_processing_pil_got_ocr2 import GotOcr2ImageProcessorPil
 from transformers.models.idefics3.image_processing_pil_idefics3 import Idefics3ImageProcessorPil
 from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
 
@@ -30,6 +40,8 @@ WORDS += ["<image_soft_token>", "<end_of_image>", "<image>", "<fake_token_around
 WORDS += ["<global-img>", "<end_of_utterance>", "<|AUDIO|>", "<|audio_bos|>", "<|audio_eos|>"]
 WORDS += ["[IMG]", "[IMG_BREAK]", "[IMG_END]", "[AUDIO]", "[BEGIN_AUDIO]", "[INST]", "[/INST]"]
 WORDS += ["<s>", "[TRANSCRIBE]", "<|audio_pad|>", "<|audio_start|>", "<|audio_end|>", "<asr_text>"]
+WORDS += ["<img>", "<IMG_CONTEXT>", "</img>"]
+WORDS += ["<|image|>", "<|image>", "<image|>", "<|video|>", "<|audio|>"]
 WORDS += [f"<row_{row}_col_{column}>" for row in range(1, 7) for column in range(1, 7)]
 
 
@@ -69,6 +81,12 @@ CONFIGS: dict[str, dict[str, Any]] = {
         "boi_token_index": id_of("<start_of_image>"),
         "eoi_token_index": id_of("<end_of_image>"),
     },
+    "gemma4": {
+        "image_token_id": id_of("<|image|>"),
+        "boi_token_id": id_of("<|image>"),
+        "eoi_token_id": id_of("<image|>"),
+    },
+    "internvl": {"image_token_id": id_of("<IMG_CONTEXT>")},
     "idefics3": {"image_token_id": id_of("<image>")},
     "smolvlm": {"image_token_id": id_of("<image>")},
     "llava": {"image_token_index": id_of("<image>")},
@@ -76,6 +94,10 @@ CONFIGS: dict[str, dict[str, Any]] = {
         "image_token_index": id_of("[IMG]"),
         "spatial_merge_size": 2,
         "vision_config": {"patch_size": 7},
+    },
+    "llava of Pixtral": {
+        "image_token_index": id_of("[IMG]"),
+        "vision_config": {"model_type": "pixtral", "patch_size": 7},
     },
     "qwen2_audio": {"audio_token_index": id_of("<|AUDIO|>")},
     "voxtral": {
@@ -92,6 +114,8 @@ class Case:
 
     model_type: str
     processor: Any
+    config: dict[str, Any] | None = None
+    """Another one than the type's of `CONFIGS`."""
 
     def info(self, **config: Any) -> MultiModalInfo:
         part = getattr(self.processor, "image_processor", None)
@@ -107,7 +131,7 @@ class Case:
             settings = feature.to_dict()
         return MultiModalInfo(
             model_type=self.model_type,
-            config_json=json.dumps({**CONFIGS[self.model_type], **config}).encode(),
+            config_json=json.dumps((self.config or CONFIGS[self.model_type]) | config).encode(),
             processor_json=json.dumps({**settings, **outer}, default=str).encode(),
             max_items={"image": 8, "audio": 8},
             max_input_bytes=2**30,
@@ -154,6 +178,57 @@ def gemma3(**settings: Any) -> Case:
     return Case("gemma3", _processor(Gemma3Processor, parts, image_seq_length=16))
 
 
+class MergedPatches(Gemma4ImageProcessorPil):
+    """Of Gemma 4 12B: transformers has it with torchvision alone."""
+
+    def _preprocess(self, images: Any, **options: Any) -> Any:
+        with _without_torchvision():
+            own = importlib.import_module(
+                "transformers.models.gemma4_unified.image_processing_gemma4_unified"
+            )
+        given = super()._preprocess(images, **options)
+        most, parts = self.max_soft_tokens, []
+        numbers = given["num_soft_tokens_per_image"]
+        tensors = [torch.as_tensor(given[name]) for name in ("pixel_values", "image_position_ids")]
+        for patches, places, number in zip(*tensors, numbers, strict=True):
+            count = int(number) * self.pooling_kernel_size**2
+            merged = own.patches_merge(patches[None, :count], places[None, :count], int(number))
+            parts.append(own.pad_along_first_dim(merged[0][0], merged[1][0], most))
+        for name, found in zip(
+            ("pixel_values", "image_position_ids"), zip(*parts, strict=True), strict=True
+        ):
+            given[name] = torch.stack(found).numpy()
+        return given
+
+
+@contextlib.contextmanager
+def _without_torchvision() -> Iterator[None]:
+    names = ("torchvision", "torchvision.transforms", "torchvision.transforms.v2")
+    made = {name: types.ModuleType(name) for name in names}
+    made[names[-1]].functional = types.SimpleNamespace(InterpolationMode=None)  # type: ignore[attr-defined]
+    with mock.patch.dict(sys.modules, made):
+        yield
+
+
+def gemma4(kind: type = Gemma4ImageProcessorPil, model_type: str = "gemma4") -> Case:
+    names = {"image_token": "<|image|>", "boi_token": "<|image>", "eoi_token": "<image|>"}
+    names |= {"audio_token": "<|audio|>", "boa_token": "<|audio>", "eoa_token": "<audio|>"}
+    names["pad_token"] = "<|audio_eos|>"
+    images = kind(patch_size=4, max_soft_tokens=70)
+    parts = {"image_processor": images, "feature_extractor": None, "video_processor": None}
+    made = _processor(Gemma4Processor, parts | {"tokenizer": their_tokenizer(**names)})
+    return Case(model_type, made, CONFIGS["gemma4"])
+
+
+def internvl(**settings: Any) -> Case:
+    names = {"start_image_token": "<img>", "end_image_token": "</img>"}
+    names |= {"context_image_token": "<IMG_CONTEXT>", "video_token": "<|video|>"}
+    images = GotOcr2ImageProcessorPil(size={"height": 28, "width": 28}, **settings)
+    parts = {"image_processor": images, "video_processor": None}
+    parts["tokenizer"] = their_tokenizer(**names)
+    return Case("internvl", _processor(InternVLProcessor, parts, image_seq_length=4))
+
+
 def idefics3(**settings: Any) -> Case:
     sizes = {"size": {"longest_edge": 96}, "max_image_size": {"longest_edge": 32}}
     parts = {"image_processor": Idefics3ImageProcessorPil(**{**sizes, **settings})}
@@ -161,7 +236,7 @@ def idefics3(**settings: Any) -> Case:
     return Case("idefics3", _processor(Idefics3Processor, parts, image_seq_len=4))
 
 
-def mistral3() -> Case:
+def mistral3(merge: int = 2) -> Case:
     from transformers.models.pixtral import image_processing_pil_pixtral as images
 
     # the module of its processor takes a function of this name from one that needs torchvision
@@ -170,8 +245,12 @@ def mistral3() -> Case:
 
     image_processor = images.PixtralImageProcessorPil(size={"longest_edge": 96})
     parts = {"image_processor": image_processor, "tokenizer": their_tokenizer()}
-    made = _processor(PixtralProcessor, parts, patch_size=7, spatial_merge_size=2)
+    made = _processor(PixtralProcessor, parts, patch_size=7, spatial_merge_size=merge)
     return Case("mistral3", made)
+
+
+def llava_of_pixtral() -> Case:
+    return replace(mistral3(1), model_type="llava", config=CONFIGS["llava of Pixtral"])
 
 
 def llava(kind: type = CLIPImageProcessorPil, **settings: Any) -> Case:
