@@ -119,6 +119,18 @@ CASES = {
         ),
         4,
     ),
+    "hunyuan with experts": (
+        transformers.HunYuanMoEV1Config(
+            **SHAPE, head_dim=8, num_experts=3, moe_topk=2, pad_token_id=0
+        ),
+        2,
+    ),
+    "ernie 4.5 with experts": (
+        transformers.Ernie4_5_MoeConfig(
+            **SHAPE, moe_num_experts=4, moe_k=2, moe_intermediate_size=22, pad_token_id=0
+        ),
+        2,
+    ),
     "qwen3.5": (qwen_hybrid_cases.qwen3_5([M, A, M], **FEW_KEYS), 2),
     "qwen3.5 with experts, key heads repeated": (
         qwen_hybrid_cases.qwen3_5_moe([M, A], linear_num_key_heads=1),
