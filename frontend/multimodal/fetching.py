@@ -158,7 +158,7 @@ def _connected(scheme: str, host: str, port: int, deadline: float) -> socket.soc
         return connection
     try:
         connection.settimeout(_left(deadline))
-        return _tls().wrap_socket(connection, server_hostname=host)
+        return tls_context().wrap_socket(connection, server_hostname=host)
     except BaseException:
         connection.close()
         raise
@@ -180,7 +180,7 @@ def _may_reach(address: str, host: str) -> bool:
 
 
 @functools.cache
-def _tls() -> ssl.SSLContext:
+def tls_context() -> ssl.SSLContext:
     return ssl.create_default_context()
 
 

@@ -92,7 +92,7 @@ class MultiModalProcessor:
     def part(self, modality: str) -> dict[str, str]:
         """An item's part of a message, for a chat template. Raises InvalidInput: the model takes
         none."""
-        family = self._family(modality)
+        family = self.family_of(modality)
         return {"type": family.part_type, "placeholder": family.placeholder}
 
     def transcriber(self) -> AudioFamily | None:
@@ -129,9 +129,9 @@ class MultiModalProcessor:
         for modality in kinds:
             texts = [each.text for each in processed if each.modality == modality]
             if isinstance(prompt, str):
-                prompt = self._expanded_text(prompt, self._family(modality), texts)
+                prompt = self._expanded_text(prompt, self.family_of(modality), texts)
             else:
-                prompt = self._expanded_ids(prompt, self._family(modality), texts)
+                prompt = self._expanded_ids(prompt, self.family_of(modality), texts)
         token_ids = (
             self._tokenizer.encode(prompt, add_special_tokens=add_special_tokens)
             if isinstance(prompt, str)
@@ -144,7 +144,7 @@ class MultiModalProcessor:
             frames=frames,
         )
 
-    def _family(self, modality: str) -> Family:
+    def family_of(self, modality: str) -> Family:
         if modality not in self._families:
             make, _ = KINDS[modality]
             self._families[modality] = make(self._info, self._tokenizer.id_to_token)
@@ -160,7 +160,7 @@ class MultiModalProcessor:
             )
 
     def _processed(self, item: MediaItem, source: object, frames: list[memoryview]) -> _Processed:
-        family, (_, load) = self._family(item.modality), KINDS[item.modality]
+        family, (_, load) = self.family_of(item.modality), KINDS[item.modality]
         loaded = load(source, item.name)
         text = family.text(loaded)
         num_rows = text.count(family.token) if text else 0
@@ -218,7 +218,7 @@ class MultiModalProcessor:
         self, modality: str, token_ids: list[int], processed: Sequence[_Processed]
     ) -> list[MultiModalInput]:
         """Each input with the positions of its rows."""
-        family = self._family(modality)
+        family = self.family_of(modality)
         places = np.flatnonzero(np.asarray(token_ids) == family.token_id)
         mine = [each for each in processed if each.modality == modality]
         if len(places) != sum(each.num_rows for each in mine):

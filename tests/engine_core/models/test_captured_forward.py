@@ -151,7 +151,8 @@ def test_no_architecture_of_ours_is_left_out():
     configs = [*DECODERS.values(), *(make() for make in ENCODERS.values())]
     tried = {config.model_type for config in configs}
     ours = {find_family({"architectures": [name]})[1] for name in SUPPORTED_ARCHITECTURES}
-    assert {each.model_type for each in ours} - NOT_CAPTURED.keys() == tried
+    # GTE by its first name, and T5's encoder, whose configurations are those of others
+    assert {each.model_type for each in ours} - NOT_CAPTURED.keys() - {"new", "t5-encoder"} == tried
 
 
 @pytest.mark.parametrize("ops", ["torch"], indirect=True)

@@ -153,7 +153,7 @@ def test_https_is_checked_by_the_hosts_name(monkeypatch):
         pytest.raises(InvalidInput, match=r"be fetched from localhost:.*SSL"),
     ):
         fetched(f"https://localhost:{server.port}/x", f"localhost:{server.port}")
-    context = fetching._tls()
+    context = fetching.tls_context()
     assert context.check_hostname and context.verify_mode == 2
 
 

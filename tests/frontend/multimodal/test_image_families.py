@@ -56,7 +56,7 @@ def processor(info) -> MultiModalProcessor:
 
 def compare(case: models.Case, images: list[Image.Image]) -> None:
     """Tokens equal, tensors to the bit, places where transformers' processor has its tokens."""
-    placeholder = case.ours()._family("image").placeholder
+    placeholder = case.ours().family_of("image").placeholder
     prompt = "a" + "".join(
         f"{lines}{placeholder}{lines}" for lines in ("\n", "\n\n")[: len(images)]
     )
@@ -84,7 +84,7 @@ def compare(case: models.Case, images: list[Image.Image]) -> None:
         for offset, count in each.runs or ((0, each.stop - each.start),)
         for number in range(count)
     ]
-    token_id = case.ours()._family("image").token_id
+    token_id = case.ours().family_of("image").token_id
     assert rows == np.flatnonzero(theirs["input_ids"][0] == token_id).tolist()
 
 
@@ -106,7 +106,7 @@ SIZES = st.sampled_from([1, 2, 3, 13, 14, 27, 28, 29, 31, 32, 33, 56, 57, 95, 96
 @settings(max_examples=examples(60), deadline=None)
 def test_images_of_any_size_become_what_transformers_makes_of_them(name, sizes):
     # Pixtral's processor gives nothing for a side that shrinks below a pixel
-    is_pixtral = case_of(name).ours()._family("image").token == "[IMG]"
+    is_pixtral = case_of(name).ours().family_of("image").token == "[IMG]"
     assume(not is_pixtral or min(map(min, sizes)) > 2)
     compare(case_of(name), [noise(*size, seed=number) for number, size in enumerate(sizes)])
 
