@@ -319,7 +319,7 @@ def _answer(model_type, ids, images, num_tokens):
         elif model_type == "gemma3":
             more = {"token_type_ids": is_image}
         mask = torch.ones_like(input_ids)
-        if model_type == "gemma4_unified":  # a bare call has another mask than `generate`
+        if model_type == "gemma4_unified":  # else all layers see ahead, see docs
             mask = model.create_masks_for_generate(
                 model.config, model.get_input_embeddings()(input_ids.clamp(max=119)), mask, None,
                 torch.arange(len(ids))[None], **more,
