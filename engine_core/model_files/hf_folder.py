@@ -19,7 +19,7 @@ from engine_core.model_files.grouped_integers import (
     read_quantisation,
 )
 from engine_core.model_files.hf_tokenizer import read_folder_tokenizer, tokenizer_files
-from engine_core.model_files.interface import TokenizerFiles
+from engine_core.model_files.interface import EncoderFile, TokenizerFiles
 from engine_core.model_files.json_file import read_json_object, read_json_object_if_present
 from engine_core.model_files.mxfp4 import MXFP4, find_mxfp4_stacks, is_mxfp4, join_mxfp4
 from engine_core.model_files.safetensors_shards import (
@@ -81,6 +81,7 @@ class HfFolder:
     """
 
     given_tokenizer: TokenizerFiles | None = None
+    mmproj: EncoderFile | None = None
 
     def __init__(self, folder: Path, *, name: str | None = None) -> None:
         self.path = folder

@@ -6,6 +6,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 if TYPE_CHECKING:
+    import torch
+
     from kernels.interface.weights import WeightPart
 
 
@@ -31,6 +33,19 @@ def default_template(named: Mapping[str, object]) -> tuple[str | None, dict[str,
     return sources.pop(first, None), sources
 
 
+class EncoderFile(Protocol):
+    """An encoder of images in a file of its own, beside that of its text."""
+
+    file: Path
+    config: dict[str, Any]
+    """The config.json of both."""
+    processor: dict[str, Any]
+    """The image processor's settings, those of a preprocessor_config.json."""
+
+    def tensors(self) -> "dict[str, torch.Tensor]":
+        """All weights by the names of transformers' module, in floating point."""
+
+
 class ModelFiles(Protocol):
     """A model on disk, in Hugging Face terms. Opening one has checked that it is whole."""
 
@@ -46,6 +61,8 @@ class ModelFiles(Protocol):
     """The files that hold the weights, in a fixed order."""
     quantised_types: frozenset[str]
     """Type names of the matrices that are quantised, see `tensors`; empty: none is."""
+    mmproj: EncoderFile | None
+    """Where the encoder of images is in a file of its own, beside a GGUF text."""
     given_tokenizer: TokenizerFiles | None
     """Takes the place of the model's own."""
 

@@ -12,6 +12,7 @@ from engine_core.model_files.download import (
 )
 from engine_core.model_files.errors import (
     BrokenModelFile,
+    ModelFilesError,
     ModelNotFound,
     UnsupportedModelFile,
     unreadable,
@@ -19,6 +20,7 @@ from engine_core.model_files.errors import (
 from engine_core.model_files.gguf.config import GgufMetadata
 from engine_core.model_files.gguf.file import GgufFile
 from engine_core.model_files.gguf.header import read_gguf_header
+from engine_core.model_files.gguf.mmproj import Mmproj
 from engine_core.model_files.gguf.tokenizer import build_tokenizer
 from engine_core.model_files.hf_folder import HfFolder
 from engine_core.model_files.hf_tokenizer import read_folder_tokenizer
@@ -34,6 +36,8 @@ def open_model_files(
     *,
     tokenizer: str | None = None,
     option: str = "--model",
+    mmproj: Path | None = None,
+    finds_mmproj: bool = False,
     report: Callable[[str], None],
 ) -> ModelFiles:
     """Find the model, fetch it if need be, and check that its files are whole.
@@ -44,9 +48,16 @@ def open_model_files(
             `@revision` and the `:tag` of a GGUF file.
         tokenizer: the same, or a tokenizer.json, to take the tokenizer from instead.
         option: that names the model, for messages.
+        mmproj: the file of a GGUF text's encoder; with `finds_mmproj` that beside it, if one fits.
         report: gets a line before and during everything that takes seconds.
     """
     files = _open(model, option=option, report=report)
+    if isinstance(files, GgufFile) and (mmproj is not None or finds_mmproj):
+        _add_encoder(files, mmproj, report)
+    elif mmproj is not None:
+        raise UnsupportedModelFile(
+            f"--mmproj {mmproj} is for a GGUF file, and {files.path} is a folder; omit it"
+        )
     if tokenizer is not None:
         files.given_tokenizer = _open_tokenizer(tokenizer, report=report)
     return files
@@ -62,6 +73,27 @@ def _open(model: str, *, option: str, report: Callable[[str], None]) -> ModelFil
         return HfFolder(path, name=name)
     except OSError as error:
         raise BrokenModelFile(unreadable(error, path)) from error
+
+
+def _add_encoder(text: GgufFile, named: Path | None, report: Callable[[str], None]) -> None:
+    """The encoder that is named, or else the one beside the text that fits it."""
+    if named is not None:
+        text.mmproj = Mmproj(named, text)
+    else:
+        found = []
+        for file in sorted(text.path.parent.glob("*.[gG][gG][uU][fF]")):
+            if "mmproj" in file.name.lower():
+                try:
+                    found.append(Mmproj(file, text))
+                except ModelFilesError as error:
+                    report(f"no images by {file.name}: {error}")
+        if len(found) > 1:
+            names = ", ".join(each.file.name for each in found)
+            report(f"no images: {text.path.parent} holds {names}; name one of them as --mmproj")
+        text.mmproj = found[0] if len(found) == 1 else None
+    if text.mmproj is not None:
+        text.config = text.mmproj.config
+        report(f"images by {text.mmproj.file.name}")
 
 
 def locate_model(

@@ -21,6 +21,8 @@ _DEFAULT_BYTES = 256 * 1024**2
 class MultiModalOptions:
     language_model_only: Annotated[bool, FLAG] = False
     """Serve text alone: the encoder of a multimodal model is not loaded."""
+    mmproj: Path | None = None
+    """The file of a GGUF text's encoder of images, by llama.cpp; default: the one beside it."""
     limit_mm_per_prompt: str | None = None
     """Most inputs of a prompt by modality, as JSON such as {"image": 4}; default: 999."""
     max_mm_input: Annotated[int | None, SIZE, POSITIVE] = None
@@ -28,9 +30,10 @@ class MultiModalOptions:
 
     def __post_init__(self) -> None:
         self.max_items(_MODALITIES)  # checked before anything is loaded
-        if self.language_model_only and (self.limit_mm_per_prompt or self.max_mm_input):
+        given = self.limit_mm_per_prompt or self.max_mm_input or self.mmproj
+        if self.language_model_only and given:
             raise ConfigurationError(
-                "--limit-mm-per-prompt and --max-mm-input have no effect with "
+                "--limit-mm-per-prompt, --max-mm-input and --mmproj have no effect with "
                 "--language-model-only; omit them, or that"
             )
 
@@ -60,10 +63,13 @@ class MultiModalOptions:
         if self.language_model_only or model is None:
             return 0
         config = Path(model) / "config.json"
-        takes_more = False
+        folder = Path(model) if Path(model).is_dir() else Path(model).parent
+        takes_more = self.mmproj is not None
         with contextlib.suppress(OSError):  # the model's opener says it better
             takes_more = "/" in model and not Path(model).exists()  # an id on the hub
-            if config.is_file():
+            if not config.is_file():
+                takes_more |= any("mmproj" in each.name.lower() for each in folder.glob("*.gguf"))
+            else:
                 names = (b'"vision_config"', b'"audio_config"', b'"is_encoder_decoder"')
                 takes_more = any(name in config.read_bytes() for name in names)
         return self.max_input_bytes if takes_more else 0

@@ -166,7 +166,14 @@ def open_model(options: EngineOptions) -> OpenModel:
             files = ConfigOnly(options.model_config)
         else:
             assert options.model is not None, "EngineOptions.check was not called"
-            files = open_model_files(options.model, tokenizer=options.tokenizer, report=logger.info)
+            given = options.multimodal
+            files = open_model_files(
+                options.model,
+                tokenizer=options.tokenizer,
+                mmproj=given.mmproj,
+                finds_mmproj=not given.language_model_only,
+                report=logger.info,
+            )
             _check_formats(options, files)
         if options.max_model_len is not None:
             _check_length(options.max_model_len, files.config)

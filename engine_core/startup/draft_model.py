@@ -247,6 +247,7 @@ class FirstLayers:
         self.weight_files = files.weight_files
         self.quantised_types = files.quantised_types
         self.given_tokenizer = files.given_tokenizer
+        self.mmproj = files.mmproj
 
     @property
     def eos_token_ids(self) -> tuple[int, ...]:

@@ -52,8 +52,11 @@ def with_encoder(options: EngineOptions, files: ModelFiles, loaded: LoadedModel)
         )
     family = input_family(files.config)
     assert family is not None, "it is of one of MODEL_TYPES"
+    path, own = files.path, None
+    if files.mmproj is not None:
+        path, own = files.mmproj.file, (files.mmproj.config, files.mmproj.tensors)
     encoder = load_encoder(
-        files.path, family, dtype=loaded.dtype, num_threads=loaded.ops.num_threads
+        path, family, own, dtype=loaded.dtype, num_threads=loaded.ops.num_threads
     )
     return dataclasses.replace(loaded, encoder=encoder)
 
@@ -65,15 +68,15 @@ def _has_encoder(config: dict[str, Any]) -> bool:
 
 def _why_text(options: EngineOptions, files: ModelFiles, loaded: LoadedModel) -> str | None:
     if not _has_encoder(files.config):
-        return "the model takes text alone"
+        is_gguf = files.path.suffix == ".gguf" and not options.multimodal.language_model_only
+        more = ", with no mmproj file beside it that fits" if is_gguf else ""
+        return f"the model takes text alone{more}"
     if options.multimodal.language_model_only:
         return "--language-model-only"
     if options.speculation.speculative == "mtp":
         return "--speculative mtp makes drafts for text alone"
     if options.load_format == "dummy":
         return "the model's weights are random"
-    if not files.path.is_dir():
-        return "a GGUF file holds no encoder"
     if not loaded.traits.runs_towers:
         return "encoders run on a CPU only; start with --device cpu"
     if files.config.get("model_type") not in MODEL_TYPES:
@@ -171,7 +174,7 @@ def multimodal_info(
     """The handshake's facts on the multimodal inputs of prompts; None: prompts are text."""
     if loaded.encoder is None or "text" in loaded.encoder.family.modalities:
         return None
-    processor: dict[str, Any] = {}
+    processor: dict[str, Any] = {} if files.mmproj is None else files.mmproj.processor
     for name in ("processor_config.json", "preprocessor_config.json"):
         processor |= read_json_object_if_present(Path(files.path) / name)
     given = options.multimodal

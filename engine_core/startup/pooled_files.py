@@ -72,6 +72,7 @@ class PooledFiles:
         self.weight_files = files.weight_files
         self.quantised_types = files.quantised_types
         self.given_tokenizer = files.given_tokenizer
+        self.mmproj = files.mmproj
         self.config = files.config | options.overrides
         names = self.config.get("architectures") or [""]
         self._architecture = str(names[0] if isinstance(names, list) else names)

@@ -63,6 +63,30 @@ def daemon(folder):
         yield daemon
 
 
+@pytest.fixture
+def gguf_folder(folder, tmp_path):
+    """The same model as llama.cpp's two files."""
+    from transformers import AutoModelForImageTextToText, AutoTokenizer
+
+    from tests.engine_core.model_files.conftest import write_in
+    from tests.engine_core.model_files.converted_tower import text_file, tower_file
+
+    model = AutoModelForImageTextToText.from_pretrained(folder, dtype=torch.float32)
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    numbers = range(model.config.text_config.vocab_size)
+    tokens = [tokenizer.convert_ids_to_tokens(number) or f"t{number}" for number in numbers]
+    write_in(tmp_path, *text_file(model, tokens), name="tiny.gguf")
+    keys, tensors = tower_file(model)
+    sizes = {"image_min_pixels": 64, "image_max_pixels": 4096}
+    keys |= {f"clip.vision.{key}": value for key, value in sizes.items()}
+    keys |= {
+        "clip.vision.image_mean": [0.48145466, 0.4578275, 0.40821073],
+        "clip.vision.image_std": [0.26862954, 0.26130258, 0.27577711],
+    }
+    write_in(tmp_path, keys, tensors, name="mmproj-tiny-f32.gguf")
+    return tmp_path
+
+
 def picture(seed, size):
     draw = np.random.default_rng(seed)
     return Image.fromarray(draw.integers(0, 256, (*size, 3), np.uint8))
@@ -114,3 +138,13 @@ def test_answers_about_images_are_those_of_transformers(folder, daemon):
         assert again.outputs[0].token_ids == answers[0].outputs[0].token_ids
         assert again.num_cached_tokens
     assert statistics.num_encoder_inputs == 3
+
+
+def test_answers_of_a_gguf_file_with_its_mmproj_are_the_same(folder, gguf_folder):
+    parts = ["what is ", picture(0, (40, 30)), "?"]
+    with (
+        running_daemon(gguf_folder / "tiny.gguf", "--tokenizer", folder) as daemon,
+        LLM(address=daemon.address) as llm,
+    ):
+        answer = llm.chat(conversation(*parts), GREEDY)[0]
+    assert answer.outputs[0].token_ids == theirs(folder, parts)

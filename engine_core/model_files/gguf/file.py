@@ -31,7 +31,7 @@ from engine_core.model_files.gguf.tensor_names import (
     undo,
 )
 from engine_core.model_files.gguf.tokenizer import build_tokenizer, end_token_ids
-from engine_core.model_files.interface import TokenizerFiles
+from engine_core.model_files.interface import EncoderFile, TokenizerFiles
 
 if TYPE_CHECKING:
     import torch
@@ -57,6 +57,7 @@ class GgufFile:
     """
 
     given_tokenizer: TokenizerFiles | None = None
+    mmproj: EncoderFile | None = None
 
     def __init__(self, file: Path, *, report: Callable[[str], None]) -> None:
         self._headers = tuple(read_gguf_header(part) for part in _parts(file))
@@ -68,7 +69,8 @@ class GgufFile:
         self._meta = GgufMetadata(
             str(self.path), self._headers[0].metadata, tensors, self._numbers_of
         )
-        self.config = build_config(self._meta)
+        self._text = build_config(self._meta)
+        self.config = self._text
         self.generation_config: dict[str, Any] = {**recommended_sampling_of(self.path)}
         self.weight_files = tuple(header.file for header in self._headers)
         self.quantised_types = frozenset(
@@ -83,19 +85,30 @@ class GgufFile:
         return end_token_ids(self._meta.raw)
 
     @property
+    def architecture(self) -> str:
+        """The file's `general.architecture`."""
+        return self._meta.architecture
+
+    @property
+    def metadata(self) -> dict[str, Any]:
+        """All keys of the file."""
+        return self._meta.raw
+
+    @property
     def num_weights(self) -> int:
         return sum(math.prod(tensor.shape) for each in self._headers for tensor in each.tensors)
 
     @cached_property
     def fingerprint(self) -> str:
-        return fingerprint_files(self.weight_files)
+        more = () if self.mmproj is None else (self.mmproj.file,)
+        return fingerprint_files((*self.weight_files, *more))
 
     def tensors(self, *, keeps_blocks: bool = False) -> Iterator[tuple[str, WeightPart]]:
         # torch: not for opening
         from engine_core.model_files.gguf.dequantize import dequantize, unstack
 
         for header in self._headers:
-            for tensor, data in _mapped(header):
+            for tensor, data in mapped(header):
                 target = self._target(tensor.name)
                 if target is None:
                     continue  # checked at opening: only what the config has taken in
@@ -114,25 +127,25 @@ class GgufFile:
                     yield target.name, self._reordered(target.name, blocks)
                     continue
                 values = dequantize(data, tensor.quant_type, tensor.shape)
-                values = undo(target.change, values, self.config)
+                values = undo(target.change, values, self._text)
                 yield target.name, self._reordered(target.name, values)
         yield from self._absent_biases()
 
     def _reordered(self, name: str, part: WeightPart) -> WeightPart:
         reordered = self._meta.gguf.reordered
-        return part if reordered is None else reordered(name, part, self.config)
+        return part if reordered is None else reordered(name, part, self._text)
 
     def _target(self, name: str) -> HfTensor | None:
         """Its name on the other side; None: it is not read."""
         target = hf_tensor(self._meta.gguf, name)
         if target is None or not self._is_of_drafts(name):
             return target
-        return of_drafts(self._meta.gguf, target, self.config["num_hidden_layers"])
+        return of_drafts(self._meta.gguf, target, self._text["num_hidden_layers"])
 
     def _is_of_drafts(self, name: str) -> bool:
         """Whether a tensor is of the layers behind the model's own, which only draft."""
         match = _LAYER.match(name)
-        return match is not None and int(match[1]) >= self.config["num_hidden_layers"]
+        return match is not None and int(match[1]) >= self._text["num_hidden_layers"]
 
     def tokenizer(self) -> TokenizerFiles | None:
         return self.given_tokenizer or build_tokenizer(self._meta, report=self._report)
@@ -152,7 +165,7 @@ class GgufFile:
             return dequantize(blocks.reshape(-1), kind, shape)
 
         # a whole row moves, and no block crosses the end of one
-        order = None if change == "none" else undo(change, torch.arange(num_rows), self.config)
+        order = None if change == "none" else undo(change, torch.arange(num_rows), self._text)
         return QuantisedTensor(
             type_name=kind.name,
             shape=(num_rows, num_inputs),
@@ -180,14 +193,14 @@ class GgufFile:
         from engine_core.model_files.gguf.dequantize import dequantize
 
         header = next(header for header in self._headers if tensor in header.tensors)
-        data = next(data for found, data in _mapped(header) if found == tensor)
+        data = next(data for found, data in mapped(header) if found == tensor)
         numbers: list[float] = dequantize(data, tensor.quant_type, tensor.shape).tolist()
         return numbers
 
     def _apply_rope_factors(self, tensor: GgufTensor) -> None:
         try:
-            self.config["rope_parameters"] = apply_frequency_factors(
-                self.config["rope_parameters"], self._numbers_of(tensor), self.config["head_dim"]
+            self._text["rope_parameters"] = apply_frequency_factors(
+                self._text["rope_parameters"], self._numbers_of(tensor), self._text["head_dim"]
             )
         except (ValueError, ArithmeticError) as error:
             self._meta.refuse(str(error))
@@ -196,13 +209,13 @@ class GgufFile:
         """Zeros: transformers' attention_bias is also on o_proj, where llama.cpp writes none."""
         import torch
 
-        if not (self.config.get("attention_bias") and self._meta.gguf.biases_output):
+        if not (self._text.get("attention_bias") and self._meta.gguf.biases_output):
             return
         names = {tensor.name for header in self._headers for tensor in header.tensors}
-        for layer in range(self.config["num_hidden_layers"]):
+        for layer in range(self._text["num_hidden_layers"]):
             if f"blk.{layer}.attn_output.bias" not in names:
                 name = f"model.layers.{layer}.self_attn.o_proj.bias"
-                yield name, torch.zeros(self.config["hidden_size"])
+                yield name, torch.zeros(self._text["hidden_size"])
 
 
 def _parts(file: Path) -> list[Path]:
@@ -240,7 +253,7 @@ def _is_quantised(tensor: GgufTensor, *dimensions: int) -> bool:
     return len(tensor.shape) in dimensions and tensor.quant_type.block_elements > 1
 
 
-def _mapped(header: GgufHeader) -> Iterator[tuple[GgufTensor, torch.Tensor]]:
+def mapped(header: GgufHeader) -> Iterator[tuple[GgufTensor, torch.Tensor]]:
     """Each tensor with its bytes, uint8, mapped privately from the file.
 
     What has been read is given back to the system now and then, so that at no time all of the file

@@ -126,12 +126,12 @@ def undo(change: Change, tensor: torch.Tensor, config: dict[str, Any]) -> torch.
         case "one_row":
             return tensor[None]  # llama.cpp has it as a vector
         case "unpermute_q":
-            return _unpermute(tensor, config["num_attention_heads"])
+            return unpermute(tensor, config["num_attention_heads"])
         case "unpermute_k":
-            return _unpermute(tensor, config["num_key_value_heads"])
+            return unpermute(tensor, config["num_key_value_heads"])
 
 
-def _unpermute(tensor: torch.Tensor, num_heads: int) -> torch.Tensor:
+def unpermute(tensor: torch.Tensor, num_heads: int) -> torch.Tensor:
     """Rotary pairs (0, 1), (2, 3) ... of a head back to (0, D/2), (1, D/2 + 1) ..."""
     half = tensor.shape[0] // num_heads // 2
     pairs = tensor.reshape(num_heads, half, 2, *tensor.shape[1:])

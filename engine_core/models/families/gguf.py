@@ -125,6 +125,7 @@ class Gguf:
     """
     Attributes:
         architecture: `general.architecture`.
+        also: other architectures whose files of the text are the same.
         layer: tensors of a layer, see `LLAMA`.
         fields: of the config.json, beyond those that all families have; it gets those.
         is_of: whether a file of that architecture is of this family; None: if it is of no other.
@@ -149,6 +150,7 @@ class Gguf:
 
     architecture: str
     layer: Mapping[str, str]
+    also: tuple[str, ...] = ()
     fields: Callable[[Metadata, Fields], Fields] = _no_fields
     is_of: Callable[[Metadata], bool] | None = None
     pairs_rows: bool = False
@@ -167,6 +169,11 @@ class Gguf:
     biases_output: bool = True
     norm_eps: str = "attention.layer_norm_rms_epsilon"
     has_latents: bool = False
+
+    @property
+    def architectures(self) -> tuple[str, ...]:
+        """All values of `general.architecture`."""
+        return (self.architecture, *self.also)
 
     @property
     def has_experts(self) -> bool:

@@ -24,7 +24,9 @@ ENCODER_STEMS = tuple(
     if family.is_encoder and family.names[0].endswith("Model")
 )
 """First parts of the names of encoders, such as "Bert"."""
-GGUF_ARCHITECTURES = tuple(sorted({each.gguf.architecture for each in FAMILIES if each.gguf}))
+GGUF_ARCHITECTURES = tuple(
+    sorted({name for each in FAMILIES if each.gguf for name in each.gguf.architectures})
+)
 
 
 def family_of_gguf(architecture: str, meta: Metadata) -> Family | None:
@@ -32,7 +34,7 @@ def family_of_gguf(architecture: str, meta: Metadata) -> Family | None:
     general: Family | None = None
     for family in FAMILIES:
         gguf = family.gguf
-        if gguf is None or gguf.architecture != architecture:
+        if gguf is None or architecture not in gguf.architectures:
             continue
         if gguf.is_of is None:
             general = family

@@ -1,7 +1,7 @@
 """The encoder of a multimodal model by transformers' own modules, without its language model.
 transformers takes seconds to import, so it is imported when a model is loaded."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -63,9 +63,18 @@ def _rows(found: torch.Tensor | Sequence[torch.Tensor]) -> torch.Tensor:
 
 
 def load_encoder(
-    path: Path, family: InputFamily, *, dtype: torch.dtype, num_threads: int
+    path: Path,
+    family: InputFamily,
+    own: tuple[Mapping[str, Any], Callable[[], dict[str, torch.Tensor]]] | None = None,
+    *,
+    dtype: torch.dtype,
+    num_threads: int,
 ) -> TransformersEncoder:
-    """Read what of a model folder the family's inputs go through, without its language model.
+    """Read what of a model the family's inputs go through, without its language model.
+
+    Args:
+        path: of its folder, or of the file that `own` is of.
+        own: the model's config, and what reads weights by the names of transformers' module.
 
     Raises:
         ModelWeightsError: tensors are missing or of a wrong shape.
@@ -77,8 +86,10 @@ def load_encoder(
     transformers_logging.set_verbosity_error()
     transformers_logging.disable_progress_bar()
     try:
-        full_config = AutoConfig.from_pretrained(
-            path, local_files_only=True, trust_remote_code=False
+        full_config = (
+            AutoConfig.for_model(**own[0])
+            if own is not None
+            else AutoConfig.from_pretrained(path, local_files_only=True, trust_remote_code=False)
         )
         if thinker := getattr(full_config, "thinker_config", None):
             audio = thinker["audio_config"] | {"model_type": "qwen3_asr_encoder"}
@@ -89,8 +100,9 @@ def load_encoder(
         left_out = _TEXT_PARTS if "audio" in family.modalities else _TEXT_PARTS + _SOUND_PARTS
         model_class = _without(left_out, own_class)
         model, report = model_class.from_pretrained(
-            path,
+            path if own is None else None,
             config=full_config,
+            state_dict=None if own is None else own[1](),
             dtype=dtype,
             local_files_only=True,
             output_loading_info=True,

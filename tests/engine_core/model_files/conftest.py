@@ -1,5 +1,6 @@
 """Writers of small model files for the tests of this folder."""
 
+import functools
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -27,34 +28,35 @@ def add_key(writer: gguf.GGUFWriter, key: str, value: Any) -> None:
             raise TypeError(key)
 
 
+def write_in(
+    folder: Path,
+    keys: dict[str, Any],
+    tensors: dict[str, Any],
+    *,
+    name: str = "tiny.gguf",
+    endianess: gguf.GGUFEndian = gguf.GGUFEndian.LITTLE,
+) -> Path:
+    path = folder / name
+    keys = dict(keys)
+    writer = gguf.GGUFWriter(path, keys.pop("general.architecture"), endianess=endianess)
+    for key, value in keys.items():
+        add_key(writer, key, value)
+    for tensor_name, tensor in tensors.items():
+        if isinstance(tensor, tuple):
+            writer.add_tensor(tensor_name, tensor[0], raw_dtype=tensor[1])
+        else:
+            writer.add_tensor(tensor_name, np.ascontiguousarray(tensor))
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return path
+
+
 @pytest.fixture
 def write_gguf(tmp_path: Path) -> WriteGguf:
     """write_gguf(keys, tensors, name=...): tensors are arrays, or (bytes array, quant type)."""
-
-    def write(
-        keys: dict[str, Any],
-        tensors: dict[str, Any],
-        *,
-        name: str = "tiny.gguf",
-        endianess: gguf.GGUFEndian = gguf.GGUFEndian.LITTLE,
-    ) -> Path:
-        path = tmp_path / name
-        keys = dict(keys)
-        writer = gguf.GGUFWriter(path, keys.pop("general.architecture"), endianess=endianess)
-        for key, value in keys.items():
-            add_key(writer, key, value)
-        for tensor_name, tensor in tensors.items():
-            if isinstance(tensor, tuple):
-                writer.add_tensor(tensor_name, tensor[0], raw_dtype=tensor[1])
-            else:
-                writer.add_tensor(tensor_name, np.ascontiguousarray(tensor))
-        writer.write_header_to_file()
-        writer.write_kv_data_to_file()
-        writer.write_tensors_to_file()
-        writer.close()
-        return path
-
-    return write
+    return functools.partial(write_in, tmp_path)
 
 
 TINY_LLAMA_KEYS: dict[str, Any] = {

@@ -24,6 +24,9 @@ _ARCHITECTURES = {
     "gpt_oss": "gpt-oss",
     "ministral3": "mistral3",
     "qwen3_5_text": "qwen35",
+    **dict.fromkeys(("qwen2_vl_text", "qwen2_5_vl_text"), "qwen2vl"),
+    "qwen3_vl_text": "qwen3vl",
+    "qwen3_vl_moe_text": "qwen3vlmoe",
     "qwen3_5_moe_text": "qwen35moe",
     "minimax_m2": "minimax-m2",
     "granitemoeshared": "granitemoe",
@@ -178,6 +181,8 @@ def gguf_keys(config: PreTrainedConfig) -> dict[str, Any]:
     rope = config.rope_parameters
     rope = rope.get("full_attention", rope)
     keys["rope.freq_base"] = float(rope["rope_theta"])
+    if "mrope_section" in rope:
+        keys["rope.dimension_sections"] = [*rope["mrope_section"], 0]
     if rope["rope_type"] in ("linear", "yarn"):
         keys |= {
             "rope.scaling.type": rope["rope_type"],

@@ -104,6 +104,7 @@ def test_a_class_whose_name_ends_in_model_may_have_a_head_for_text(architecture,
         weight_files=(),
         quantised_types=(),
         given_tokenizer=None,
+        mmproj=None,
         config={"architectures": [architecture]},
     )
     assert PooledFiles(files, PoolingOptions(), None).generates is generates

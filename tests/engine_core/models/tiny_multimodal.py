@@ -179,7 +179,12 @@ class Image:
 def make_model(model_type):
     torch.manual_seed(0)
     config = AutoConfig.for_model(type_of(model_type), **CONFIGS[model_type])
-    return AutoModelForMultimodalLM.from_config(config, attn_implementation="eager").eval()
+    model = AutoModelForMultimodalLM.from_config(config, attn_implementation="eager").eval()
+    if model_type == "gemma3":  # transformers begins with zeros
+        projector = model.model.multi_modal_projector
+        torch.nn.init.normal_(projector.mm_input_projection_weight, std=0.3)
+        torch.nn.init.normal_(projector.mm_soft_emb_norm.weight, std=0.3)
+    return model
 
 
 def type_of(name):

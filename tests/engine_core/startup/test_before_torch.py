@@ -56,6 +56,7 @@ def test_files_of_another_kind_than_the_options_name_are_refused(
     files = SimpleNamespace(
         path=Path(path), quantised_types=frozenset(types), tokenizer=list, name="m", config={},
         generation_config={}, weight_files=(), given_tokenizer=None,
+        mmproj=None,
     )  # fmt: skip
     monkeypatch.setattr(model_files, "open_model_files", lambda *_args, **_options: files)
     if refusal is None:

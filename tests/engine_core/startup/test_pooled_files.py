@@ -15,6 +15,7 @@ LENGTH = "max_position_embeddings"
 def pooled(architecture, **config):
     files = SimpleNamespace(
         name="m", path=Path("m"), generation_config={}, weight_files=(), given_tokenizer=None,
+        mmproj=None,
         quantised_types=frozenset(), config={"architectures": [architecture], **config},
     )  # fmt: skip
     return PooledFiles(files, PoolingOptions(), None)

@@ -34,6 +34,6 @@ FAMILIES = (
         ),
         model_type="qwen2",
         read=read,
-        gguf=Gguf(architecture="qwen2", layer=LLAMA, fields=_gguf_fields),
+        gguf=Gguf(architecture="qwen2", also=("qwen2vl",), layer=LLAMA, fields=_gguf_fields),
     ),
 )

@@ -44,6 +44,8 @@ FAMILIES = (
         names=("Qwen3ForCausalLM", "Qwen3Model", "Qwen3ForSequenceClassification"),
         model_type="qwen3",
         read=read,
-        gguf=Gguf(architecture="qwen3", layer=LLAMA | QK_NORMS, fields=_gguf_fields),
+        gguf=Gguf(
+            architecture="qwen3", also=("qwen3vl",), layer=LLAMA | QK_NORMS, fields=_gguf_fields
+        ),
     ),
 )

@@ -49,6 +49,7 @@ FAMILIES = (
         experts=QWEN_EXPERTS,
         gguf=Gguf(
             architecture="qwen3moe",
+            also=("qwen3vlmoe",),
             layer=gguf.PROJECTIONS | gguf.TWO_NORMS | gguf.QK_NORMS | gguf.QWEN_EXPERTS,
             fields=_gguf_fields,
         ),
