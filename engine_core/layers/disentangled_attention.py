@@ -9,7 +9,8 @@ from engine_core.layers.attention import Attention
 from engine_core.layers.linear import FusedLinear
 from engine_core.layers.norm import LayerNorm, RMSNorm
 from engine_core.layers.parameters import Parameter, Placements, merge
-from kernels.interface.operations import Activations, ForwardContext, Operations, PositionScores
+from kernels.interface.operations import Activations, ForwardContext, Operations
+from kernels.interface.special_inputs import PositionScores
 from kernels.interface.weights import LinearWeight
 
 

@@ -14,8 +14,8 @@ from engine_core.layers.config import Activation, PerLayerConfig
 from engine_core.layers.linear import FusedLinear
 from engine_core.layers.norm import RMSNorm
 from engine_core.layers.parameters import PackedPlacement, Placements, merge
-from kernels.interface.given_rows import GivenRows
 from kernels.interface.operations import Operations
+from kernels.interface.special_inputs import GivenRows
 from kernels.interface.weights import QuantisedTensor, WeightPart
 
 

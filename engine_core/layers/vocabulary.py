@@ -15,9 +15,9 @@ from engine_core.layers.parameters import (
     Placements,
 )
 from engine_core.layers.per_layer import PerLayerInputs
-from kernels.interface.given_rows import GivenRows
 from kernels.interface.operations import Operations
 from kernels.interface.sampling import SamplingOperations
+from kernels.interface.special_inputs import GivenRows
 from kernels.interface.weights import LinearWeight, QuantisedTensor, WeightPacking, WeightPart
 
 _LEAST_BITS = 8

@@ -18,8 +18,8 @@ from engine_core.models.multimodal.interface import (
 )
 from engine_core.scheduler import SchedulerOutput
 from engine_core.scheduler.records.prompt_content import MultiModalFeature
-from kernels.interface.given_rows import GivenRows
 from kernels.interface.operations import ForwardContext
+from kernels.interface.special_inputs import GivenRows
 
 logger = logging.getLogger(__name__)
 

@@ -9,8 +9,8 @@ import torch
 from engine_core.model_runner.row_parts import Int64Array, RowPart, StepPart, StepRows
 from engine_core.model_runner.rows import PlacedRow
 from engine_core.scheduler import SchedulerOutput
-from kernels.interface.given_rows import GivenRows
 from kernels.interface.operations import ForwardContext
+from kernels.interface.special_inputs import GivenRows
 
 _DTYPES = {
     "float32": torch.float32,

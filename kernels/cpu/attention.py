@@ -18,9 +18,9 @@ from kernels.interface.operations import (
     AttentionParams,
     AttentionPlanner,
     AttentionSpec,
-    PositionScores,
     RotaryParams,
 )
+from kernels.interface.special_inputs import PositionScores
 
 
 class AttentionGeometry(ctypes.Structure):

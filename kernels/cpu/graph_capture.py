@@ -39,7 +39,6 @@ from kernels.interface.operations import (
     AttentionParams,
     ExpertRouting,
     ForwardContext,
-    PositionScores,
     RotaryParams,
 )
 from kernels.interface.recurrence import (
@@ -48,6 +47,7 @@ from kernels.interface.recurrence import (
     RecurrenceParams,
     RecurrentCache,
 )
+from kernels.interface.special_inputs import PositionScores
 from kernels.interface.weights import ExpertWeights, LinearWeight
 
 

@@ -33,7 +33,6 @@ from kernels.cpu.packing import FloatFormat, NativePacking
 from kernels.cpu.recurrence import NativeRecurrence
 from kernels.cpu.sampling import NativeSampling
 from kernels.cpu.weights import PackedLinear
-from kernels.interface.given_rows import GivenRows, replace_rows
 from kernels.interface.kv_cache import KVCache, KVShape
 from kernels.interface.lora import LoRARows, LoRAStack
 from kernels.interface.operations import (
@@ -46,9 +45,9 @@ from kernels.interface.operations import (
     Forward,
     OutputRows,
     PassResult,
-    PositionScores,
     RotaryParams,
 )
+from kernels.interface.special_inputs import GivenRows, PositionScores, replace_rows
 from kernels.interface.weights import (
     ExpertActivation,
     ExpertBiases,

@@ -25,7 +25,6 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from kernels.interface.given_rows import GivenRows
 from kernels.interface.kv_cache import BlockCopier, KVCache, KVShape
 from kernels.interface.lora import LoRARows, LoRAStack
 from kernels.interface.recurrence import (
@@ -34,6 +33,7 @@ from kernels.interface.recurrence import (
     RecurrenceParams,
     RecurrentCache,
 )
+from kernels.interface.special_inputs import GivenRows, PositionScores
 from kernels.interface.weights import (
     ExpertActivation,
     ExpertBiases,
@@ -224,38 +224,6 @@ class AttentionParams:
     def reach(self) -> int:
         """The largest distance that has a bias of its own."""
         return 0 if self.distance_bias_HN is None else self.distance_bias_HN.shape[1] // 2
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PositionScores:
-    """What distances add to the scores of a step's attention (disentangled: arXiv:2006.03654):
-    `queries[h][i, b] + keys[h][j, b]` to that of head h's query i and key j, both tokens of the
-    step, b the bucket of their distance.
-
-    Attributes:
-        queries, keys: by query head, [T, num_buckets]: content to position, position to content.
-        buckets_N: int32, N = 2 * reach + 1, each below num_buckets: of keys `reach` or more before
-            the query, ..., at it, ..., `reach` or more behind it.
-    """
-
-    queries: Sequence[torch.Tensor]
-    keys: Sequence[torch.Tensor]
-    buckets_N: torch.Tensor
-    num_buckets: int
-
-    @property
-    def reach(self) -> int:
-        """The largest distance that has a bucket of its own."""
-        return self.buckets_N.shape[0] // 2
-
-    def of_heads(self, num_heads: int) -> tuple[Sequence[torch.Tensor], Sequence[torch.Tensor]]:
-        """Those of queries and of keys. Raises ValueError: of another number of heads."""
-        if len(self.queries) != num_heads or len(self.keys) != num_heads:
-            raise ValueError(
-                f"scores of positions of {len(self.queries)} and {len(self.keys)} heads; there are "
-                f"{num_heads}"
-            )
-        return self.queries, self.keys
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

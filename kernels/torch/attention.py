@@ -8,7 +8,8 @@ import math
 import torch
 import torch.nn.functional as F
 
-from kernels.interface.operations import AttentionParams, PositionScores
+from kernels.interface.operations import AttentionParams
+from kernels.interface.special_inputs import PositionScores
 from kernels.torch.attention_planner import TileGroup
 
 _MOST_ROWS_FOR_BMM = 16

@@ -6,7 +6,6 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 
-from kernels.interface.given_rows import GivenRows, replace_rows
 from kernels.interface.kv_cache import LAYER_ALIGNMENT
 from kernels.interface.lora import LoRARows, LoRAStack
 from kernels.interface.operations import (
@@ -18,10 +17,10 @@ from kernels.interface.operations import (
     Forward,
     OutputRows,
     PassResult,
-    PositionScores,
     take_rows,
 )
 from kernels.interface.sampling import SamplingLimits
+from kernels.interface.special_inputs import GivenRows, PositionScores, replace_rows
 from kernels.interface.weights import LinearWeight, WeightPacking
 from kernels.torch import elementwise, kv_cache, lora, recurrence, sampling
 from kernels.torch.attention import PagedAttention

@@ -6,7 +6,6 @@ from collections.abc import Set as AbstractSet
 
 import torch
 
-from kernels.interface.given_rows import replace_rows
 from kernels.interface.lora import LoRARows, LoRAStack
 from kernels.interface.operations import (
     AllReduce,
@@ -20,6 +19,7 @@ from kernels.interface.operations import (
     take_rows,
 )
 from kernels.interface.recurrence import RecurrenceParams, RecurrentCache
+from kernels.interface.special_inputs import replace_rows
 from kernels.interface.weights import ExpertWeights, LinearWeight, WeightPacking
 from kernels.torch import elementwise
 from kernels.torch.recurrence import StatePlanner

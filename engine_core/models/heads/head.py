@@ -13,8 +13,8 @@ from engine_core.layers.rotary import RotaryTable
 from engine_core.layers.vocabulary import Vocabulary
 from engine_core.models.blocks import Begun, BlockBuilder
 from engine_core.models.interface import ModelSpec
-from kernels.interface.given_rows import GivenRows
 from kernels.interface.operations import ForwardContext, Operations
+from kernels.interface.special_inputs import GivenRows
 
 
 class DraftHead(ABC):

@@ -17,7 +17,6 @@ from transformers.cache_utils import Cache, DynamicCache, DynamicLayer, DynamicS
 from engine_core.models.errors import UnsupportedArchitecture
 from engine_core.models.interface import Model, ModelSpec
 from engine_core.models.layer_cache import LayerCache, PagedKeys
-from kernels.interface.given_rows import GivenRows, replace_rows
 from kernels.interface.kv_cache import KVCache
 from kernels.interface.operations import (
     AttentionMetadata,
@@ -27,6 +26,7 @@ from kernels.interface.operations import (
     Operations,
     allocate_kv_cache,
 )
+from kernels.interface.special_inputs import GivenRows, replace_rows
 
 _CACHE, _CACHE_BEFORE = "cache", "past_key_values"
 """Names of the cache in transformers: from 5.24 on, and before."""

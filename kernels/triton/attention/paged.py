@@ -2,7 +2,8 @@
 
 import torch
 
-from kernels.interface.operations import AttentionMetadata, AttentionParams, PositionScores
+from kernels.interface.operations import AttentionMetadata, AttentionParams
+from kernels.interface.special_inputs import PositionScores
 from kernels.triton.attention.call import AttentionCall
 from kernels.triton.attention.decode import decode_attention
 from kernels.triton.attention.prefill import prefill_attention

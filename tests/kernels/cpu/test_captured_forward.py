@@ -8,7 +8,6 @@ import torch
 
 from kernels.cpu.linear import PackedParts
 from kernels.cpu.operations import CpuOperations
-from kernels.interface.given_rows import GivenRows
 from kernels.interface.operations import (
     AttentionParams,
     AttentionSpec,
@@ -16,6 +15,7 @@ from kernels.interface.operations import (
     OutputRows,
     RotaryParams,
 )
+from kernels.interface.special_inputs import GivenRows
 from kernels.torch.operations import TorchOperations
 from tests.kernels.cpu.instruction_sets import covering_sets
 from tests.kernels.paged_steps import make_cache

@@ -5,7 +5,8 @@ import torch
 from paged_steps import keys_in_panels, step
 
 from kernels.cpu.operations import CpuOperations
-from kernels.interface.operations import AttentionParams, PositionScores
+from kernels.interface.operations import AttentionParams
+from kernels.interface.special_inputs import PositionScores
 from tests.kernels.cpu.instruction_sets import covering_sets
 from tests.kernels.paged_steps import reference_paged_attention
 
