@@ -124,7 +124,7 @@ def undo(change: Change, tensor: torch.Tensor, config: dict[str, Any]) -> torch.
         case "one_input":
             return tensor[:, None]  # a channel of a convolution reads itself alone
         case "one_row":
-            return tensor[None]  # llama.cpp has it as a vector
+            return tensor.reshape(1, -1)  # llama-quantize makes a vector of it
         case "unpermute_q":
             return unpermute(tensor, config["num_attention_heads"])
         case "unpermute_k":

@@ -230,8 +230,8 @@ def gguf_tensors(config: PreTrainedConfig, state: dict[str, torch.Tensor]) -> di
             for part, half in zip(("gate", "up"), np.split(values, 2), strict=True):
                 tensors[f"{layer}.ffn_{part}_shexp.weight"] = half
             continue
-        if name.endswith("shared_expert_gate.weight"):
-            values = values[0]
+        if name.endswith("shared_expert_gate.weight") and arch == "qwen2moe":
+            values = values[0]  # as llama-quantize leaves it
         name = name.replace("e_score_correction_bias", "e_score_correction.bias")
         name = name.replace("mlp.gate.moe_statics", "mlp.moe_statics")
         name = name.replace(".expert_bias", ".expert_bias.bias")
