@@ -16,7 +16,8 @@ _GPU = {
     "hybrids": _NOT_RUN,
     "encoders": "untried",
     **dict.fromkeys(("mpnet", "deberta", "t5"), "no: a learned bias"),
-    **dict.fromkeys(("minicpm3", "deepseek_v2", "deepseek_v3", "kimi_linear", "mistral4"), "no"),
+    **dict.fromkeys(("minicpm3", "deepseek_v2", "deepseek_v3", "mistral4"), "no"),
+    **dict.fromkeys(("deepseek_v32", "kimi_linear"), "no"),
     **dict.fromkeys(("cohere2", "ernie4_5", "exaone4", "gemma2", "glm4"), "untried"),
     **dict.fromkeys(("olmo3", "seed_oss", "starcoder2", "hunyuan", "hunyuan_moe"), "untried"),
     **dict.fromkeys(("ernie4_5_moe", "nemotron"), "untried"),
@@ -39,8 +40,8 @@ _REST = """
 Other decoder-only models of transformers run through its modelling code over this engine's paged
 attention (OPT, GPT-2, Phi, Falcon, Apertus, Laguna, MiMo-V2-Flash, LongCat-Flash ...); slower,
 without ranks, untried on a GPU. Encoder-decoders: [encoder_decoder.md](encoder_decoder.md). Refused
-by name: Mamba-1 (Jamba), attention in chunks (Llama 4), keys chosen by an indexer (DeepSeek V3.2,
-GLM-5), texts that transformers has only within another model (Step 3.5).
+by name: Mamba-1 (Jamba), attention in chunks (Llama 4), texts that transformers has
+only within another model (Step 3.5).
 """
 
 

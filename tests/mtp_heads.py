@@ -16,7 +16,7 @@ class PublishedMTP(torch.nn.Module):
         self.pre_fc_norm_embedding = norm(size, eps=config.rms_norm_eps)
         self.pre_fc_norm_hidden = norm(size, eps=config.rms_norm_eps)
         kinds = getattr(config, "layer_types", None) or ["full_attention"]
-        self._of_layer = not hasattr(config, "layer_types")
+        self._of_layer = "full_attention" not in kinds or not hasattr(config, "layer_types")
         last = len(target.model.layers) - 1 if self._of_layer else kinds.index("full_attention")
         layer = type(first)(config, last)
         self.layers = torch.nn.ModuleList([layer])

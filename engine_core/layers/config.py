@@ -71,8 +71,7 @@ class ExpertConfig:
         block: the part of a layer that holds router and experts.
         projections: names of an expert's gate, up and down; without gate, up and down: then
             the activation is relu2.
-        latent_size: of what experts take and give, between two products of all tokens; None: the
-            hidden size, and no such products.
+        latent_size: of what experts take and give, between two products; None: the hidden size.
         latent_bias: of those.
         gated: what an expert with a gate does between its products.
         has_biases: router and experts have.
@@ -289,6 +288,7 @@ class LatentConfig:
         nope_size, rope_size: of a head of queries and keys, what stays and what turns.
         value_size: of a head of values.
         pairs: neighbours turn together; else halves.
+        index_heads, index_size, top_k: of an indexer and its choice; 0: all keys are attended.
     """
 
     num_heads: int
@@ -298,6 +298,9 @@ class LatentConfig:
     rope_size: int
     value_size: int
     pairs: bool
+    index_heads: int = 0
+    index_size: int = 0
+    top_k: int = 0
 
     @property
     def shared_rows(self) -> SharedRows:

@@ -16,6 +16,7 @@ import torch
 
 from engine_core.layers.attention import scaled
 from engine_core.layers.config import LatentConfig, QueryScale
+from engine_core.layers.indexer import Indexer
 from engine_core.layers.linear import FusedLinear
 from engine_core.layers.norm import RMSNorm
 from engine_core.layers.parameters import (
@@ -31,6 +32,7 @@ from kernels.interface.operations import (
     ForwardContext,
     Operations,
     RotaryParams,
+    RoundedRows,
 )
 from kernels.interface.weights import LinearWeight, QuantisedTensor, WeightPart
 
@@ -105,6 +107,8 @@ class LatentAttention:
         name: of the layer's attention in checkpoints.
         norms: of the latent of queries, where they have one, and of that of keys and values.
         output: takes all heads' values.
+        indexer: chooses the keys that are attended; None: all are.
+        chooses: whether the indexer is the layer's own; else it is one of a layer before.
     """
 
     def __init__(
@@ -121,7 +125,11 @@ class LatentAttention:
         query_scale: QueryScale | None,
         dtype: torch.dtype,
         ops: Operations,
+        indexer: Indexer | None = None,
+        chooses: bool = False,
     ) -> None:
+        self._indexer = indexer
+        self._chooses = chooses
         self._layer = layer
         self._query_scale = query_scale
         self._config = config
@@ -134,7 +142,7 @@ class LatentAttention:
         if config.query_rank is not None:
             first = ("q_a_proj", config.query_rank)
         own = ("kv_a_proj_with_mqa", rank + config.rope_size)
-        self.first = FusedLinear(
+        self._first = FusedLinear(
             [(f"{name}.{part}", size) for part, size in (first, own)],
             num_inputs,
             bias=False,
@@ -159,22 +167,32 @@ class LatentAttention:
         self._output = output
 
     @property
+    def first(self) -> FusedLinear | None:
+        return None if self._chooses else self._first
+
+    @property
     def linears(self) -> list[FusedLinear]:
-        return [self.first, *self._queries, self._output]
+        own = self._indexer.linears if self._indexer is not None and self._chooses else []
+        return [self._first, *self._queries, *own, self._output]
 
     def placements(self) -> Placements:
         norms = [norm.placements() for norm in (*self._query_norm, self._norm)]
-        products = [linear.placements() for linear in self.linears]
+        products = [linear.placements() for linear in (self._first, *self._queries, self._output)]
+        if self._indexer is not None and self._chooses:
+            products.append(self._indexer.placements())
         return merge([*products, self._absorb.placements(), self._expand.placements(), *norms])
 
     def begin(
         self, x_TE: Activations, positions_T: torch.Tensor, context: ForwardContext
-    ) -> torch.Tensor:
-        """The first half: [T, E] -> q_THD, which attend latents; writes those of the tokens."""
+    ) -> torch.Tensor | tuple[torch.Tensor, ...]:
+        """The first half: [T, E] -> q_THD, which attend latents; writes those of the tokens. Of an
+        indexer also what it chooses by, or what one before chose."""
         config = self._config
-        q_TN, latent_TL, rope_TD = self.first(x_TE).split(self._sizes, 1)  # type: ignore[no-untyped-call]
+        c_TN, latent_TL, rope_TD = self._first(x_TE).split(self._sizes, 1)  # type: ignore[no-untyped-call]
+        q_TN = c_TN
         for norm, product in zip(self._query_norm, self._queries, strict=True):
-            q_TN = product(norm(q_TN))
+            c_TN = norm(c_TN)
+            q_TN = product(c_TN)
         sizes = [config.nope_size] * config.num_heads + [config.rope_size] * config.num_heads
         parts = q_TN.split(sizes, 1)
         absorbed = self._absorb(parts[: config.num_heads])
@@ -187,11 +205,25 @@ class LatentAttention:
             context.kv_caches[self._layer],
             self._rotary,
         )
-        return scaled(q_THD, positions_T, self._query_scale)
+        q_THD = scaled(q_THD, positions_T, self._query_scale)
+        if self._indexer is None:
+            return q_THD
+        if not self._chooses:
+            return q_THD, self._indexer.chosen_TK
+        assert not isinstance(x_TE, RoundedRows), "rounded for no product"
+        return q_THD, *self._indexer.begin(x_TE, c_TN, positions_T, context)
 
-    def finish(self, q_THD: torch.Tensor, context: ForwardContext) -> torch.Tensor:
-        """The second: q_THD -> [T, E]; reads latents."""
+    def finish(
+        self, begun: torch.Tensor | tuple[torch.Tensor, ...], context: ForwardContext
+    ) -> torch.Tensor:
+        """The second: what `begin` gave -> [T, E]; reads latents."""
         kv, metadata = context.kv_caches[self._layer], context.metadata[self._layer]
-        out_THL = context.ops.paged_attention(q_THD, *kv.parts, metadata, self._params)
+        if isinstance(begun, tuple):
+            q_THD, chosen_TK = begun[:2]
+            if self._indexer is not None and self._chooses:
+                chosen_TK = self._indexer.choose(begun[1], begun[2], context)
+            out_THL = context.ops.attend_chosen(q_THD, kv, metadata, self._params, chosen_TK)
+        else:
+            out_THL = context.ops.paged_attention(begun, *kv.parts, metadata, self._params)
         heads = out_THL.flatten(1).split([self._config.rank] * self._config.num_heads, 1)  # type: ignore[no-untyped-call]
         return self._output(torch.cat(self._expand(heads), 1))

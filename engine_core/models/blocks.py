@@ -20,6 +20,7 @@ from engine_core.layers.feed_forward import (
     SharedFeedForward,
     SparseFeedForward,
 )
+from engine_core.layers.indexer import Indexer
 from engine_core.layers.linear import FusedLinear
 from engine_core.layers.norm import LayerNorm, NoNorm, RMSNorm
 from engine_core.layers.parameters import Parameter, Placements, merge
@@ -148,6 +149,7 @@ class BlockBuilder:
         self.grows_tables = traits_of(ops.device).is_host
         """Whether tables have the rows that steps have needed so far, or all from the start on."""
         self.per_layer = self._per_layer_inputs()
+        self.indexer: Indexer | None = None  # of the last layer so far that has one
 
     def _per_layer_inputs(self) -> PerLayerInputs | None:
         """What tokens give to each layer, of a model that has such embeddings.

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from engine_core.layers.config import InterleavedRows, LatentConfig
 from engine_core.models.config import ModelConfig
 from engine_core.models.config_fields import ConfigFields
-from engine_core.models.errors import UnsupportedArchitecture
+from engine_core.models.errors import ModelConfigError, UnsupportedArchitecture
 from engine_core.models.layer_cache import Latent
 from engine_core.models.rotary_config import read_rotary, score_factor
 
@@ -56,6 +57,49 @@ def with_latents(config: ModelConfig, fields: ConfigFields, *, pairs: bool) -> M
     )
 
 
+def with_indexer(
+    config: ModelConfig, fields: ConfigFields, kinds: Sequence[str], *, pairs: bool
+) -> ModelConfig:
+    """The config, of latent attention, with keys that an indexer chooses.
+
+    Args:
+        kinds: of each layer "full", it has an indexer, or "shared": it attends the keys that the
+            last one before it chose.
+        pairs: of the indexer neighbours turn together; else halves.
+    """
+    sizes, num_layers = config.latent, config.spec.num_layers
+    assert sizes is not None, "an indexer without latents"
+    heads, size, top_k = (
+        fields.positive_int(f"index_{name}") for name in ("n_heads", "head_dim", "topk")
+    )
+    if len(kinds) != num_layers or not set(kinds) <= {"full", "shared"} or kinds[0] != "full":
+        raise ModelConfigError(
+            f'config: indexer_types is {[*kinds]!r}, it must say "full" or "shared" of each of '
+            f'{num_layers} layers, and "full" of the first one'
+        )
+    if sizes.query_rank is None or size < sizes.rope_size:
+        raise UnsupportedArchitecture(
+            f"an indexer with q_lora_rank {sizes.query_rank} and index_head_dim {size} is not "
+            f"supported; it needs the first, and {sizes.rope_size} elements that turn"
+        )
+    sizes = replace(sizes, index_heads=heads, index_size=size, top_k=top_k)
+    latent = Latent(1, sizes.rope_size + sizes.rank, sizes.rank)
+    kept = {"full": replace(latent, index_size=size), "shared": latent}
+    pieces = sizes.rope_size, size - sizes.rope_size
+    rows = tuple(
+        InterleavedRows(name, 1, ((name, pieces * number),), tuple(range(0, 2 * number, 2)))
+        for part, number in (("wq_b", heads), ("wk", 1), ("k_norm", 1))
+        for name in (f"self_attn.indexer.{part}",)
+    )
+    return replace(
+        config,
+        spec=replace(config.spec, layers=tuple([kept[kind] for kind in kinds])),
+        block=LatentBlock(sizes),
+        interleaved=(*config.interleaved, *(rows if pairs else ())),
+        latent=sizes,
+    )
+
+
 def _rows_of(sizes: LatentConfig) -> tuple[InterleavedRows, ...]:
     """Rows of checkpoints: heads lie side by side, and of each what stays and what turns, or what
     keys and values are made with."""
@@ -81,6 +125,7 @@ class LatentBlock:
     sizes: LatentConfig
 
     def __call__(self, build: BlockBuilder, layer: int) -> Block:
+        from engine_core.layers.indexer import Indexer
         from engine_core.layers.latent_attention import LatentAttention
         from engine_core.layers.linear import FusedLinear
         from engine_core.layers.norm import RMSNorm
@@ -97,6 +142,19 @@ class LatentBlock:
             for norm, size in normed.items()
             if size is not None
         ]
+        cos_sin_PD = build.table(config.rotary[layer]).cos_sin_PD
+        kept = config.spec.layers[layer]
+        chooses = isinstance(kept, Latent) and kept.index_size > 0
+        if chooses:
+            build.indexer = Indexer(
+                build.place(layer),
+                f"{name}.indexer",
+                sizes,
+                config.spec.hidden_size,
+                cos_sin_PD=cos_sin_PD,
+                dtype=build.dtype,
+                ops=build.ops,
+            )
         mixer = LatentAttention(
             build.place(layer),
             name,
@@ -114,11 +172,13 @@ class LatentBlock:
             rotary=RotaryParams(
                 num_query_heads=num_heads,
                 head_size=config.spec.keys_of(layer).key_size,
-                cos_sin_PD=build.table(config.rotary[layer]).cos_sin_PD,
+                cos_sin_PD=cos_sin_PD,
             ),
             params=AttentionParams(scale=scale),
             query_scale=config.query_scale,
             dtype=build.dtype,
             ops=build.ops,
+            indexer=build.indexer,
+            chooses=chooses,
         )
         return build.block(layer, mixer)

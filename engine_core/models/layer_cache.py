@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -79,11 +79,21 @@ class PagedKeys(LayerCache):
 @dataclass(frozen=True, slots=True)
 class Latent(PagedKeys):
     """One vector of each token, which all heads make their keys and values of (MLA): a key of one
-    head, whose last elements are its value. Caches of 8 bits hold none."""
+    head, whose last elements are its value. Caches of 8 bits hold none.
+
+    Attributes:
+        index_size: see `KVShape`.
+    """
+
+    index_size: int = 0
 
     @property
     def value_size_in_keys(self) -> int | None:
         return self.value_size
+
+    def kv_shape(self, block_size: int, dtype: torch.dtype) -> KVShape:
+        shape = PagedKeys.kv_shape(self, block_size, dtype)
+        return replace(shape, index_size=self.index_size)
 
 
 @dataclass(frozen=True, slots=True)

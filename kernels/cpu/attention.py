@@ -173,9 +173,36 @@ class AttentionOperands(ctypes.Structure):
         *members(FLOAT, "scale", "softcap"),
         *members(POINTER, "query_positions", "key_positions", "buckets"),
         ("num_buckets", INT64),
+        ("chosen", POINTER),
+        ("top_k", INT64),
     ]
     kept: tuple[object, ...] = ()
     """Objects that pointers lead into."""
+
+
+class KeyChoice(ctypes.Structure):
+    """Mirrors `KeyChoice` of src/graph.h."""
+
+    _fields_ = [
+        *members(POINTER, "keys", "weights"),
+        *members(INT64, "weights_stride", "num_blocks", "block_stride"),
+        *members(INT64, "num_heads", "head_size", "top_k"),
+    ]
+
+
+def key_choice(index: KVCache, num_heads: int, plan: NativeAttentionPlan, top_k: int) -> KeyChoice:
+    """Of a layer's choice, without the weights. Raises ValueError: an index of another format."""
+    shape = index.shape
+    if format_of(shape.dtype) != plan.geometry.kv_format:
+        raise ValueError(f"an index of {shape.dtype}, the plan is for {plan.kv_shape.dtype}")
+    return KeyChoice(
+        keys=index.keys.data_ptr(),
+        num_blocks=len(index.keys),
+        block_stride=block_stride(*index.parts, shape),
+        num_heads=num_heads,
+        head_size=shape.key_size,
+        top_k=top_k,
+    )
 
 
 def attention_operands(

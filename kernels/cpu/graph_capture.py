@@ -16,6 +16,7 @@ from kernels.cpu.attention import (
     Rotary,
     attention_operands,
     fill_rotary,
+    key_choice,
 )
 from kernels.cpu.experts import NativeExpertWeights
 from kernels.cpu.graph_ops import GraphOpKind, HostCall
@@ -222,6 +223,7 @@ class GraphCapture(OpRecorder):
         plan: NativeAttentionPlan,
         params: AttentionParams,
         positions: PositionScores | None = None,
+        chosen_TK: object | None = None,
     ) -> torch.Tensor:
         q = as_activation(q_THD)
         heads = int(plan.geometry.num_query_heads), int(plan.geometry.head_size)
@@ -229,12 +231,34 @@ class GraphCapture(OpRecorder):
             raise NotCapturable(f"attention is planned for {heads}, it is given {q.tail}")
         caches, find = (k_cache_BSKD, v_cache_BSKD), _address_of_rows
         operands = attention_operands(plan, *caches, params, positions, find)
+        if chosen_TK is not None:
+            chosen = as_activation(chosen_TK)
+            operands.chosen, operands.top_k = chosen.address, width_of(chosen)
         self.keeps += [operands, params]
         out_heads = heads[0], int(plan.geometry.value_size)
         size = math.prod(out_heads)
         out = Activation(self, self.new(size).memory, out_heads, size)
         operand, kind = ctypes.addressof(operands), GraphOpKind.ATTENTION
         self.add(kind, subject=q, operand=operand, out=out, plan=plan, size=size)
+        return as_tensor(out)
+
+    def choose_keys(
+        self,
+        q_THD: object,
+        weights_TH: object,
+        index: KVCache,
+        plan: NativeAttentionPlan,
+        top_k: int,
+    ) -> torch.Tensor:
+        q, weights, size = as_activation(q_THD), as_activation(weights_TH), index.shape.key_size
+        if q.tail != (width_of(weights), size):
+            raise NotCapturable(f"{q.tail} choose among keys of {size} by {weights.tail}")
+        call = key_choice(index, width_of(weights), plan, top_k)
+        call.weights, call.weights_stride = weights.address, weights.stride
+        self.keeps += [call, index]
+        operand, out = ctypes.addressof(call), self.new(top_k)
+        kind = GraphOpKind.CHOOSE_KEYS
+        self.add(kind, subject=q, operand=operand, out=out, plan=plan, size=top_k)
         return as_tensor(out)
 
     def convolve(

@@ -42,6 +42,7 @@ class GraphOpKind(IntEnum):
     GATE = 24
     MULTIPLY = 25
     ADD = 26
+    CHOOSE_KEYS = 27
 
 
 class GraphOp(ctypes.Structure):

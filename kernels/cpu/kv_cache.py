@@ -46,7 +46,9 @@ def view_kv_cache(blocks_BN: torch.Tensor, shape: KVShape) -> KVCache:
         if shape.dtype is torch.int8:
             raise ValueError("latents are not kept in int8; choose --kv-cache-dtype bfloat16")
         keys = shape.split(blocks_BN)[0].view(len(blocks_BN), *block_shapes(shape)[0])
-        return KVCache(keys, keys[..., -shape.value_size :], shape)
+        behind = blocks_BN[:, shape.key_bytes :]
+        index = view_kv_cache(behind, shape.index) if shape.index_size else None
+        return KVCache(keys, keys[..., -shape.value_size :], shape, index)
     if shape.key_size != shape.value_size:
         raise ValueError(f"keys of {shape.key_size} and values of {shape.value_size} elements")
     stored = torch.uint8 if shape.dtype is torch.int8 else shape.dtype

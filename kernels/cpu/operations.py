@@ -13,6 +13,7 @@ from kernels.cpu.attention import (
     Rotary,
     attention_operands,
     fill_rotary,
+    key_choice,
 )
 from kernels.cpu.captured_forward import CapturedForward
 from kernels.cpu.elementwise import NativeElementwise
@@ -93,6 +94,7 @@ class CpuOperations(NativeElementwise, NativeRecurrence, NativeSampling, TorchOp
         self._rotary_and_cache = find("ec_rotary_and_cache", POINTER)
         self._embedding = find("ec_embedding", POINTER, INT64, POINTER, *[INT64] * 2, POINTER)
         self._native_attention = find("ec_attention", *[POINTER] * 2, INT64, *[POINTER] * 2)
+        self._choose_keys = find("ec_choose_keys", *[POINTER] * 2, INT64, *[POINTER] * 2)
         self._rotary = Rotary()
 
     @property
@@ -268,8 +270,22 @@ class CpuOperations(NativeElementwise, NativeRecurrence, NativeSampling, TorchOp
         if not isinstance(plan, NativeAttentionPlan):
             return super().paged_attention(q_THD, k_cache, v_cache, metadata, params, positions)
         assert params.sliding_window == metadata.sliding_window, "planned for another window"
+        return self._attend(q_THD, k_cache, v_cache, plan, params, positions)
+
+    def _attend(
+        self,
+        q_THD: torch.Tensor,
+        k_cache: torch.Tensor,
+        v_cache: torch.Tensor,
+        plan: NativeAttentionPlan,
+        params: AttentionParams,
+        positions: PositionScores | None = None,
+        chosen_TK: torch.Tensor | None = None,
+    ) -> torch.Tensor:
         if capture := capture_of(q_THD):
-            return capture.paged_attention(q_THD, k_cache, v_cache, plan, params, positions)
+            return capture.paged_attention(
+                q_THD, k_cache, v_cache, plan, params, positions, chosen_TK
+            )
         geometry = plan.geometry
         num_heads, head_size = geometry.num_query_heads, geometry.head_size
         shape = (geometry.num_tokens, num_heads, head_size)
@@ -278,6 +294,10 @@ class CpuOperations(NativeElementwise, NativeRecurrence, NativeSampling, TorchOp
                 f"q is {tuple(q_THD.shape)}, the plan is for [T, H, D] = {list(shape)}"
             )
         operands = attention_operands(plan, k_cache, v_cache, params, positions)
+        if chosen_TK is not None:
+            operands.top_k = chosen_TK.shape[1]
+            check_tensor("chosen", chosen_TK, (shape[0], operands.top_k), torch.int32)
+            operands.chosen = chosen_TK.data_ptr()
         if q_THD.stride(2) != 1 or q_THD.stride(1) != head_size or q_THD.stride(0) < 0:
             q_THD = q_THD.contiguous()
         out_THD = torch.empty((*shape[:2], geometry.value_size), dtype=_FLOAT32)
@@ -291,6 +311,44 @@ class CpuOperations(NativeElementwise, NativeRecurrence, NativeSampling, TorchOp
             )
         )
         return out_THD
+
+    def choose_keys(
+        self,
+        q_THD: torch.Tensor,
+        weights_TH: torch.Tensor,
+        index: KVCache,
+        metadata: AttentionMetadata,
+        top_k: int,
+    ) -> torch.Tensor:
+        plan = metadata.plan
+        if not isinstance(plan, NativeAttentionPlan):
+            return super().choose_keys(q_THD, weights_TH, index, metadata, top_k)
+        if capture := capture_of(q_THD):
+            return capture.choose_keys(q_THD, weights_TH, index, plan, top_k)
+        num_tokens, num_heads, size = q_THD.shape
+        call = key_choice(index, num_heads, plan, top_k)
+        weights_TH = weights_TH.contiguous()
+        check_tensor("weights", weights_TH, (plan.geometry.num_tokens, num_heads))
+        call.weights, call.weights_stride = weights_TH.data_ptr(), num_heads
+        if q_THD.stride(2) != 1 or q_THD.stride(1) != size or size != call.head_size:
+            raise ValueError(f"q is {tuple(q_THD.shape)}, keys have {call.head_size} elements")
+        chosen_TK = torch.empty((num_tokens, top_k), dtype=torch.int32)
+        addresses = ctypes.addressof(call), chosen_TK.data_ptr()
+        check(self._choose_keys(plan.address, q_THD.data_ptr(), q_THD.stride(0), *addresses))
+        return chosen_TK
+
+    def attend_chosen(
+        self,
+        q_THD: torch.Tensor,
+        kv_cache: KVCache,
+        metadata: AttentionMetadata,
+        params: AttentionParams,
+        chosen_TK: torch.Tensor,
+    ) -> torch.Tensor:
+        plan = metadata.plan
+        if not isinstance(plan, NativeAttentionPlan):
+            return super().attend_chosen(q_THD, kv_cache, metadata, params, chosen_TK)
+        return self._attend(q_THD, *kv_cache.parts, plan, params, chosen_TK=chosen_TK)
 
     def make_attention_planner(self, spec: AttentionSpec) -> AttentionPlanner:
         if spec.dtype is not _FLOAT32 or format_of(spec.kv_dtype) is None:

@@ -5,6 +5,8 @@ blocks   [B, bytes of a block]
            | keys | values  | keys | values  |
 """
 
+from __future__ import annotations
+
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -30,6 +32,8 @@ class KVShape:
     Attributes:
         dtype: of elements; see `cached_head_bytes`.
         values_in_keys: a value is the last `value_size` elements of its key.
+        index_size: elements of a second key of each token, which an indexer chooses by, behind
+            those of the block; 0: there is none. Only with values in keys.
     """
 
     block_size: int
@@ -38,6 +42,13 @@ class KVShape:
     value_size: int
     dtype: torch.dtype
     values_in_keys: bool = False
+    index_size: int = 0
+
+    @property
+    def index(self) -> KVShape:
+        """The shape of what lies behind the block's keys."""
+        size = self.index_size
+        return KVShape(self.block_size, 1, size, size, self.dtype, values_in_keys=True)
 
     @property
     def key_bytes(self) -> int:
@@ -48,15 +59,15 @@ class KVShape:
     def block_bytes(self) -> int:
         """Bytes of a block's keys and values."""
         if self.values_in_keys:
-            return self.key_bytes
+            return self.key_bytes + (self.index.key_bytes if self.index_size else 0)
         value_bytes = cached_head_bytes(self.value_size, self.dtype)
         return self.key_bytes + self.block_size * self.num_kv_heads * value_bytes
 
     def split(
         self, blocks_BN: torch.Tensor, stored: torch.dtype | None = None
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Keys and values in the first bytes of each block [B, N], without copies; no values where
-        they are in the keys.
+        """Keys and values in the first bytes of each block [B, N], without copies; where values are
+        in the keys those of the indexer, if any.
 
         Args:
             stored: dtype of the results; None: of the elements.
@@ -74,11 +85,13 @@ class KVCache:
         keys, values: blocks first, the rest in the backend's own layout: [B, S, K, D] (torch), [B,
             K, S, D] (Triton), or panels of 16 tokens (native CPU: keys of float32, both of int8).
             Blocks may lie apart, what is in one does not. Values in keys are columns of these.
+        index: the keys of an indexer, as of one head; None: there are none.
     """
 
     keys: torch.Tensor
     values: torch.Tensor
     shape: KVShape
+    index: KVCache | None = None
 
     @property
     def parts(self) -> tuple[torch.Tensor, torch.Tensor]:

@@ -531,6 +531,37 @@ class Operations(Protocol):
             positions: added to scores. On a CPU alone, of a step that holds whole sequences.
         """
 
+    def choose_keys(
+        self,
+        q_THD: torch.Tensor,
+        weights_TH: torch.Tensor,
+        index: KVCache,
+        metadata: AttentionMetadata,
+        top_k: int,
+    ) -> torch.Tensor:
+        """The `top_k` keys that each token attends (DeepSeek sparse attention, arXiv:2512.02556).
+
+            score[t, s] = sum over heads h of weights[t, h] * max(q[t, h] @ k[s], 0),  s <= t
+
+        Returns int32 [T, top_k], their positions, rising; of two equal scores the earlier key.
+        Undefined of a token with `top_k` keys at most, which attends all of them.
+
+        Args:
+            q_THD, weights_TH: of the indexer's heads; rows may be columns of wider tensors.
+            index: `KVCache.index` of the layer, of `metadata`'s plan; holds the step's keys.
+        """
+
+    def attend_chosen(
+        self,
+        q_THD: torch.Tensor,
+        kv_cache: KVCache,
+        metadata: AttentionMetadata,
+        params: AttentionParams,
+        chosen_TK: torch.Tensor,
+    ) -> torch.Tensor:
+        """`paged_attention` to keys that `choose_keys` chose, of values in keys. A token that sees
+        K at most has the bits that it has there."""
+
     def make_attention_planner(self, spec: AttentionSpec) -> AttentionPlanner:
         """For one KV-cache group; allocates all memory that its plans need.
         Raises ValueError: heads, a block size or a dtype that the backend cannot take."""

@@ -13,7 +13,9 @@ def view_kv_cache(blocks_BN: torch.Tensor, shape: KVShape) -> KVCache:
     heads = shape.block_size, shape.num_kv_heads
     keys = keys.view(len(keys), *heads, shape.key_size)
     if shape.values_in_keys:
-        return KVCache(keys, keys[..., -shape.value_size :], shape)
+        behind = blocks_BN[:, shape.key_bytes :]
+        index = view_kv_cache(behind, shape.index) if shape.index_size else None
+        return KVCache(keys, keys[..., -shape.value_size :], shape, index)
     return KVCache(keys, values.view(len(keys), *heads, shape.value_size), shape)
 
 

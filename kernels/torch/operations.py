@@ -6,7 +6,7 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 
-from kernels.interface.kv_cache import LAYER_ALIGNMENT
+from kernels.interface.kv_cache import LAYER_ALIGNMENT, KVCache
 from kernels.interface.lora import LoRARows, LoRAStack
 from kernels.interface.operations import (
     AllReduce,
@@ -22,7 +22,7 @@ from kernels.interface.operations import (
 from kernels.interface.sampling import SamplingLimits
 from kernels.interface.special_inputs import GivenRows, PositionScores, replace_rows
 from kernels.interface.weights import LinearWeight, WeightPacking
-from kernels.torch import elementwise, kv_cache, lora, recurrence, sampling
+from kernels.torch import chosen_keys, elementwise, kv_cache, lora, recurrence, sampling
 from kernels.torch.attention import PagedAttention
 from kernels.torch.attention_planner import TileGroup, TilePlanner, TorchAttentionPlanner
 from kernels.torch.linear import (
@@ -136,6 +136,27 @@ class TorchOperations:
         assert params.sliding_window == metadata.sliding_window, "planned for another window"
         groups = cast("tuple[TileGroup, ...]", metadata.plan)
         return self._attention.run(q_THD, k_cache, v_cache, groups, params, positions)
+
+    def choose_keys(
+        self,
+        q_THD: torch.Tensor,
+        weights_TH: torch.Tensor,
+        index: KVCache,
+        metadata: AttentionMetadata,
+        top_k: int,
+    ) -> torch.Tensor:
+        return chosen_keys.choose_keys(q_THD, weights_TH, index, metadata, top_k)
+
+    def attend_chosen(
+        self,
+        q_THD: torch.Tensor,
+        kv_cache: KVCache,
+        metadata: AttentionMetadata,
+        params: AttentionParams,
+        chosen_TK: torch.Tensor,
+    ) -> torch.Tensor:
+        out_THD = self.paged_attention(q_THD, *kv_cache.parts, metadata, params)
+        return chosen_keys.attend_chosen(q_THD, kv_cache, metadata, params, chosen_TK, out_THD)
 
     def capture(self, forward: Forward[PassResult], *, lends: bool = False) -> Forward[PassResult]:
         return forward

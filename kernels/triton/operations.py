@@ -6,10 +6,12 @@ from collections.abc import Set as AbstractSet
 
 import torch
 
+from kernels.interface.kv_cache import KVCache
 from kernels.interface.lora import LoRARows, LoRAStack
 from kernels.interface.operations import (
     AllReduce,
     AttentionMetadata,
+    AttentionParams,
     AttentionPlanner,
     AttentionSpec,
     ExpertRouting,
@@ -50,6 +52,8 @@ from kernels.triton.linear.quantised_experts import QuantisedExperts
 from kernels.triton.recurrence import gates
 from kernels.triton.recurrence.convolution import convolve
 from kernels.triton.recurrence.recur import recur
+
+_NO_INDEXER = "keys that an indexer chooses have no GPU kernel; run this model with --device cpu"
 
 
 class TritonOperations:
@@ -189,6 +193,26 @@ class TritonOperations:
     ) -> torch.Tensor:
         only_blocks = self._batch_invariant
         return recur(qkv_TC, a_TN, b_TH, params, cache, metadata, only_blocks=only_blocks)
+
+    def choose_keys(
+        self,
+        q_THD: torch.Tensor,
+        weights_TH: torch.Tensor,
+        index: KVCache,
+        metadata: AttentionMetadata,
+        top_k: int,
+    ) -> torch.Tensor:
+        raise NotImplementedError(_NO_INDEXER)
+
+    def attend_chosen(
+        self,
+        q_THD: torch.Tensor,
+        kv_cache: KVCache,
+        metadata: AttentionMetadata,
+        params: AttentionParams,
+        chosen_TK: torch.Tensor,
+    ) -> torch.Tensor:
+        raise NotImplementedError(_NO_INDEXER)
 
     def capture(self, forward: Forward[PassResult], *, lends: bool = False) -> Forward[PassResult]:
         return forward

@@ -60,7 +60,8 @@ def mtp_config(target: ModelConfig) -> ModelConfig:
     ]
     if not full:
         raise UnsupportedArchitecture("multi-token prediction needs a layer with full attention")
-    last = full[-1]
+    # of an indexer a layer that has one
+    last = max(full, key=lambda layer: (getattr(spec.layers[layer], "index_size", 0), layer))
     return replace(
         target,
         spec=replace(spec, layers=(spec.layers[last],)),

@@ -53,6 +53,13 @@ def split_layers(config: ModelConfig, num_stages: int) -> tuple[Stage, ...]:
             f"--pipeline-parallel-size is {num_stages}, and {len(readers)} layers read other "
             "layers' keys, which no other stage has; omit it"
         )
+    if num_stages > 1 and config.latent is not None and config.latent.top_k:
+        shared = [kept for kept in config.spec.layers if not getattr(kept, "index_size", 0)]
+        if shared:
+            raise ModelConfigError(
+                f"--pipeline-parallel-size is {num_stages}, and {len(shared)} layers attend keys "
+                "that other layers choose, which no other stage knows; omit it"
+            )
     if num_stages > 1 and config.per_layer is not None:
         raise ModelConfigError(
             f"--pipeline-parallel-size is {num_stages}, and each layer has embeddings of the "

@@ -58,6 +58,7 @@ struct Attention {
     const int32_t* buckets;               // [2 * reach + 1], of distances as above
     int64_t num_buckets;
     const int32_t* ends;  // [T] never falling in a request: behind the last key seen; or null
+    bool splits;  // tiles of few rows may be computed apart
 
     bool is_latent() const { return value_size != head_size; }
     bool has_floats() const { return !is_latent() && has_float_panels(kv_format, block_size); }

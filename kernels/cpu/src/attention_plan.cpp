@@ -23,7 +23,7 @@ Request request_of(const Attention& a, int64_t r) {
 }
 
 bool is_split(const Attention& a, const Request& request) {
-    return request.num_queries * a.group() <= std::max(most_split_rows, a.group());
+    return a.splits && request.num_queries * a.group() <= std::max(most_split_rows, a.group());
 }
 
 // Tiles of split requests whose keys lie in the same blocks, as behind a common prefix: they are
@@ -70,7 +70,7 @@ void add_whole(const Attention& a, const Request& request, int64_t r, AttentionP
     int64_t num_parts = std::min((rows + most_whole_rows - 1) / most_whole_rows, request.num_queries);
     // a few large items are made as many for one thread as for the other
     while (num_parts * a.num_kv_heads % threads != 0 && num_parts * a.num_kv_heads < 8 * threads &&
-           rows > num_parts * most_split_rows)
+           rows > num_parts * most_split_rows && num_parts < request.num_queries)
         ++num_parts;
     for (int64_t t = num_parts - 1; t >= 0; --t) {
         const int64_t query = request.num_queries * t / num_parts;

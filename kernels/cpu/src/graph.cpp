@@ -254,6 +254,10 @@ const char* run_op(const ec::GraphStep& step, int64_t& num_rows, int64_t i) {
                 for (int64_t i = row * c.size; i < (row + 1) * c.size; ++i) c.out[i] += c.subject[i];
             });
             return nullptr;
+        case ec::GraphOpKind::choose_keys:
+            return ec_choose_keys(planned(step, c, num_rows), c.subject, c.stride,
+                                  static_cast<const ec::KeyChoice*>(c.operand),
+                                  reinterpret_cast<int32_t*>(c.out));
         case ec::GraphOpKind::given_rows:
             return overwrite_given_rows(step, c);
         case ec::GraphOpKind::copy:

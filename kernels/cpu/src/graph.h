@@ -55,6 +55,7 @@ enum class GraphOpKind : int64_t {
     gate = 24,            // out = subject times sigmoid(operand), rows `number` floats apart
     multiply = 25,        // out = subject times operand, likewise
     add = 26,             // out += subject, both without gaps between rows
+    choose_keys = 27,     // out = keys chosen for subject, as int32; operand: KeyChoice
 };
 
 // Mirrored by `GraphOp` in kernels/cpu/graph_ops.py. Strides are floats from a token's row of
@@ -86,6 +87,15 @@ struct AttentionOperands {
     const float* const* key_positions;
     const int32_t* buckets;
     int64_t num_buckets;
+    const int32_t* chosen;  // [num_tokens, top_k] of `choose_keys`; null: all keys are attended
+    int64_t top_k;
+};
+
+// Mirrored by `KeyChoice` there. One head of keys, in rows; see kv_cache.h.
+struct KeyChoice {
+    const uint8_t* keys;
+    const float* weights;  // [num_tokens, num_heads], rows `weights_stride` floats apart
+    int64_t weights_stride, num_blocks, block_stride, num_heads, head_size, top_k;
 };
 
 // Mirrored by `GraphStep` in kernels/cpu/captured_forward.py.
@@ -110,6 +120,8 @@ enum class Norm { rms, layer };
 // with its geometry.
 const char* attention_of_pass(const AttentionGeometry* geometry, const float* q, int64_t q_stride,
                               const AttentionOperands& call, float* out);
+// Null, or why the tables do not fit each other and a cache of so many blocks.
+const char* check_geometry(const AttentionGeometry& geometry, int64_t num_blocks);
 // Geometries have changed.
 void begin_pass();
 
@@ -127,6 +139,10 @@ const char* gated_activation(const float* gate_up, float* out, int64_t num_rows,
 
 }  // namespace ec
 
+// The keys of each token that has more than top_k, rising, by scores of q [num_tokens, num_heads,
+// head_size], into chosen [num_tokens, top_k].
+EC_EXPORT const char* ec_choose_keys(const AttentionGeometry* geometry, const float* q,
+                                     int64_t q_stride, const ec::KeyChoice* call, int32_t* chosen);
 EC_EXPORT const char* ec_embedding_packed(const ec::LinearWeight* weight, const int64_t* ids,
                                           int64_t num_ids, float* out);
 EC_EXPORT const char* ec_embedding(const int64_t* ids, int64_t num_ids, const float* weight,

@@ -172,6 +172,10 @@ CASES = {
     "lfm2, biases": (hybrid_cases.lfm2([C, A, C], conv_bias=True), 3),
     "deepseek-v2": (latent_cases.deepseek_v2(tie_word_embeddings=True), 3),
     "glm-4.7-flash": (latent_cases.glm4_moe_lite(q_lora_rank=None), 2),
+    "glm-5, a shared layer": (
+        latent_cases.glm_moe_dsa(indexer_types=["full", "shared", "full"]),
+        3,
+    ),
     "lfm3": (hybrid_cases.lfm3([C, A, "sliding_attention"]), 3),
 }
 

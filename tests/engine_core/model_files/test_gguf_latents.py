@@ -18,7 +18,9 @@ from tests.engine_core.models.latent_cases import (
     LATENT_YARN,
     deepseek_v2,
     deepseek_v3,
+    deepseek_v32,
     glm4_moe_lite,
+    glm_moe_dsa,
     minicpm3,
     mistral4,
 )
@@ -45,6 +47,13 @@ CONFIGS = {
     "deepseek2, GLM": glm4_moe_lite(),
     "deepseek2, V2, heads not apart": deepseek_v2(),
     "mistral4": mistral4(),
+    "deepseek32, YaRN": deepseek_v32(
+        rope_parameters=LATENT_YARN | {"mscale": 1.0, "mscale_all_dim": 1.0}
+    ),
+    "glm-dsa": glm_moe_dsa(indexer_types=["full", "shared", "full"]),
+    "glm-dsa, kinds of layers by their tensors": glm_moe_dsa(
+        indexer_types=["full", "full", "shared"]
+    ),
 }
 
 
@@ -88,6 +97,14 @@ def keys_of(config, name):
         keys["expert_weights_norm"] = config.norm_topk_prob
         keys |= {"expert_group_count": config.n_group}
         keys |= {"expert_group_used_count": config.topk_group}
+    if (top_k := getattr(config, "index_topk", None)) is not None:
+        keys |= {
+            "attention.indexer.head_count": config.index_n_heads,
+            "attention.indexer.key_length": config.index_head_dim,
+            "attention.indexer.top_k": top_k,
+        }
+        if (kinds := getattr(config, "indexer_types", None)) and "by" not in name:
+            keys["attention.indexer.types"] = [kind == "full" for kind in kinds]
     rope = config.rope_parameters
     keys["rope.freq_base"] = float(rope["rope_theta"])
     if rope["rope_type"] == "yarn":
@@ -105,7 +122,8 @@ def keys_of(config, name):
 def tensors_of(config, state, name):
     """What the converter's `modify_tensors` writes, by the names of the `gguf` package."""
     arch, is_apart = name.partition(",")[0], "not apart" not in name
-    number = next(key for key, own in gguf.MODEL_ARCH_NAMES.items() if own == arch)
+    known = "glm-dsa" if arch == "deepseek32" else arch  # whose tensors have equal names
+    number = next(key for key, own in gguf.MODEL_ARCH_NAMES.items() if own == known)
     names = gguf.get_tensor_name_map(number, config.num_hidden_layers + 1)
     tensors = {}
     for name, tensor in state.items():

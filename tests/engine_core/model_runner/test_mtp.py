@@ -18,6 +18,7 @@ from tests.engine_core.models.qwen_hybrid_cases import CONFIGS, spread_out
 from tests.mtp_heads import PublishedMTP
 
 DENSE, EXPERTS, LATENTS = "qwen3.5", "qwen3.5 with experts", "deepseek-v3, YaRN"
+CHOSEN = "deepseek-v3.2, YaRN"
 
 
 def reference_model(name):
@@ -45,7 +46,7 @@ def make(ops):
 
 
 @pytest.mark.parametrize("memory", ["enough", "recompute", "swap"])
-@pytest.mark.parametrize(("name", "chunk"), [(DENSE, 7), (EXPERTS, 32), (LATENTS, 19)])
+@pytest.mark.parametrize(("name", "chunk"), [(DENSE, 7), (EXPERTS, 32), (CHOSEN, 19)])
 @pytest.mark.parametrize("ops", ["native"], indirect=True)
 def test_drafts_are_those_of_the_published_formula(make, monkeypatch, name, chunk, memory):
     """Behind chunks, verified and rejected drafts, preemption and swaps; greedy."""
@@ -68,6 +69,7 @@ def test_drafts_are_those_of_the_published_formula(make, monkeypatch, name, chun
         (DENSE, "swap", 19, "native"),
         (EXPERTS, "recompute", 13, "native"),
         (LATENTS, "swap", 7, "native"),
+        (CHOSEN, "recompute", 7, "native"),
     ],
     indirect=["ops"],
 )

@@ -64,6 +64,17 @@ def mistral4(**options):
     return transformers.Mistral4Config(**{**sizes, **options})
 
 
+_INDEX = {"index_n_heads": 9, "index_head_dim": 11, "index_topk": 13}  # 9 * 11 > the hidden size
+
+
+def deepseek_v32(**options):
+    return transformers.DeepseekV32Config(**{**_SHAPE, **_SPARSE, **_GROUPS, **_INDEX, **options})
+
+
+def glm_moe_dsa(**options):
+    return transformers.GlmMoeDsaConfig(**{**_SHAPE, **_SPARSE, **_INDEX, **options})
+
+
 CONFIGS = {
     "minicpm3": minicpm3(),
     "minicpm3, whole queries, untied, YaRN": minicpm3(
@@ -96,6 +107,13 @@ CONFIGS = {
         norm_topk_prob=False,
         routed_scaling_factor=1.5,
         tie_word_embeddings=True,
+    ),
+    "deepseek-v3.2, YaRN": deepseek_v32(rope_parameters=LATENT_YARN),
+    "glm-5, the last layer shares, tied": glm_moe_dsa(
+        indexer_types=["full", "shared", "shared"], tie_word_embeddings=True
+    ),
+    "glm-5, a shared layer between": glm_moe_dsa(
+        indexer_types=["full", "shared", "full"], index_topk=40
     ),
 }
 

@@ -104,6 +104,8 @@ DECODERS = {
     "minicpm3": LATENTS["minicpm3"],
     "deepseek_v2": LATENTS["deepseek-v2, lite"],
     "deepseek_v3": LATENTS["deepseek-v3, YaRN"],
+    "deepseek_v32": LATENTS["deepseek-v3.2, YaRN"],
+    "glm_moe_dsa": LATENTS["glm-5, the last layer shares, tied"],
     "glm4_moe_lite": LATENTS["glm-4.7-flash"],
     **{name: EXPERTS[name] for name in ("glm4_moe", "solar_open", "dots1", "minimax_m2")},
     **{name: EXPERTS[name] for name in ("granitemoe", "granitemoeshared", "afmoe")},

@@ -29,6 +29,7 @@ def load(reference, tensors, ops):
         "qwen3-next, a dense layer",
         "deepseek-v3, YaRN",
         "glm-4.7-flash",
+        "deepseek-v3.2, YaRN",
     ],
 )
 @torch.inference_mode()

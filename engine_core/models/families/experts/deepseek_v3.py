@@ -19,7 +19,7 @@ from engine_core.models.families.family import Family
 from engine_core.models.families.gguf import NEXTN, Fields, Gguf
 from engine_core.models.latents import latent_fields, with_latents
 
-_DEFAULTS = {
+DEFAULTS = {
     "q_lora_rank": 1536,
     "kv_lora_rank": 512,
     "qk_nope_head_dim": 128,
@@ -37,7 +37,7 @@ _DEFAULTS = {
     "max_position_embeddings": 4096,
 }
 _GLM_DEFAULTS = {
-    **_DEFAULTS,
+    **DEFAULTS,
     "q_lora_rank": 768,
     "qk_nope_head_dim": 192,
     "v_head_dim": 256,
@@ -64,7 +64,7 @@ FAMILIES = (
     Family(
         names=("DeepseekV3ForCausalLM", "DeepseekV3Model", "DeepseekV3ForSequenceClassification"),
         model_type="deepseek_v3",
-        read=partial(read, _DEFAULTS),
+        read=partial(read, DEFAULTS),
         ignored_prefixes=("mtp.",),
         experts=QWEN_EXPERTS,
         gguf=Gguf(

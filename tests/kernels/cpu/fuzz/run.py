@@ -69,6 +69,7 @@ def fuzz(path: Path, seconds: float, seed: int) -> None:
         rows.threads_and_instructions,
         rows.tiles,
         steps.attention,
+        steps.chosen_keys,
         steps.rotary,
         steps.captured_step,
     )

@@ -1,5 +1,7 @@
 """Fuzzing of attention, rotation and captured steps: random requests over a random cache."""
 
+import dataclasses
+
 import torch
 
 from kernels.cpu.attention import NativeAttentionPlanner
@@ -69,7 +71,7 @@ class _Step:
             _stored(case, self.kind, (self.num_blocks, *each)) for each in block_shapes(shape)
         )
         self.cache = KVCache(self.k, self.v, shape)
-        spec = AttentionSpec(
+        self.spec = spec = AttentionSpec(
             num_query_heads=self.heads,
             num_kv_heads=self.kv_heads,
             head_size=self.head_size,
@@ -154,6 +156,63 @@ def attention(library: NativeLibrary, case: RandomCase) -> None:
     tensor, at, value = wrong[case.below(len(wrong))]
     tensor[at] = value  # type: ignore[index]
     must_refuse(f"attention with {value} at {at}", attend)
+
+
+def chosen_keys(library: NativeLibrary, case: RandomCase) -> None:
+    ops, step = CpuOperations(library), _Step(case)
+    if step.bidirectional:
+        return
+    num_heads, size, top_k = case.size(70), case.size(40), case.between(1, 90)
+    value_size = case.between(1, 40)
+    key_size = value_size + case.between(1, 9)
+    kv_dtype = torch.bfloat16 if case.one_in(2) else torch.float32
+    sizes = step.block_size, 1, key_size, value_size, kv_dtype
+    shape = KVShape(*sizes, values_in_keys=True, index_size=size)
+    gap = 4 * case.below(3)
+    cache = ops.view_kv_cache(ops.allocate_blocks(step.num_blocks, shape.block_bytes + gap), shape)
+    assert cache.index is not None
+    for part in (cache.keys, cache.index.keys):
+        part.copy_(case.numbers(*part.shape))
+    spec = dataclasses.replace(
+        step.spec,
+        num_query_heads=step.heads,
+        num_kv_heads=1,
+        head_size=key_size,
+        value_size=value_size,
+        kv_dtype=kv_dtype,
+        sliding_window=None,
+    )
+    step.planner = NativeAttentionPlanner(spec, rounds=case.one_in(2))
+    index_q, q = (
+        case.strided(step.num_tokens, heads * each).view(step.num_tokens, heads, each)
+        for heads, each in ((num_heads, size), (step.heads, key_size))
+    )
+    weights, index, params = (
+        case.numbers(step.num_tokens, num_heads),
+        cache.index,
+        AttentionParams(scale=0.1),
+    )
+
+    def choose() -> torch.Tensor:
+        return ops.choose_keys(index_q, weights, index, step.plan(), top_k)
+
+    chosen = choose()
+    ops.attend_chosen(q, cache, step.plan(), params, chosen)
+    behind = [
+        (int(step.starts[r + 1]) - 1, int(length))
+        for r, length in enumerate(step.lengths)
+        if length > top_k and step.starts[r + 1] > step.starts[r]
+    ]
+    if behind:
+        token, length = behind[case.below(len(behind))]
+        chosen[token, case.below(top_k)] = case.index(length)
+        must_refuse(
+            f"a choice of {chosen[token]} of {length} keys",
+            lambda: ops.attend_chosen(q, cache, step.plan(), params, chosen),
+        )
+        r = int((step.starts > token).nonzero()[0]) - 1
+        step.table[r, (length - 1) // step.block_size] = case.index(step.num_blocks)
+        must_refuse("a choice in a block that is not there", choose)
 
 
 def rotary(library: NativeLibrary, case: RandomCase) -> None:
