@@ -16,8 +16,10 @@ _GPU = {
     "hybrids": _NOT_RUN,
     "encoders": "untried",
     **dict.fromkeys(("mpnet", "deberta", "t5"), "no: a learned bias"),
-    **dict.fromkeys(("minicpm3", "deepseek_v2", "deepseek_v3", "mistral4"), "no"),
     **dict.fromkeys(("deepseek_v32", "kimi_linear"), "no"),
+    **dict.fromkeys(
+        ("minicpm3", "deepseek_v2", "deepseek_v3", "mistral4"), "[untried](gpu.md#latents)"
+    ),
     **dict.fromkeys(("cohere2", "ernie4_5", "exaone4", "gemma2", "glm4"), "untried"),
     **dict.fromkeys(("olmo3", "seed_oss", "starcoder2", "hunyuan", "hunyuan_moe"), "untried"),
     **dict.fromkeys(("ernie4_5_moe", "nemotron"), "untried"),

@@ -162,11 +162,18 @@ def check_layers(config: Mapping[str, Any], device: DeviceTraits) -> None:
     name = find_family(config)[0]
     states = [kept.shapes[0][1] for kept in read.spec.caches if isinstance(kept, State)]
     keys = [kept for kept in read.spec.caches if isinstance(kept, PagedKeys)]
-    if any(isinstance(kept, Latent) for kept in keys):
+    latents = [kept for kept in keys if isinstance(kept, Latent)]
+    if latents and states:
         raise ConfigurationError(
-            f"{name} has latent attention, which runs on a CPU only: it has no GPU kernel yet; run "
-            "with --device cpu"
+            f"{name} has latent attention beside recurrent states, which runs on a CPU only: never "
+            "tried on a GPU; run with --device cpu"
         )
+    if any(kept.index_size for kept in latents):
+        raise ConfigurationError(
+            f"{name} attends keys that an indexer chooses, which runs on a CPU only: it has no GPU "
+            "kernel yet; run with --device cpu"
+        )
+    keys = [kept for kept in keys if not isinstance(kept, Latent)]
     if isinstance(read, EncoderConfig) and (read.names.distance_bias or read.disentangled):
         raise ConfigurationError(
             f"{name} has a learned bias of distances, which no GPU kernel adds to scores; run with "

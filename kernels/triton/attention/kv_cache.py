@@ -13,8 +13,11 @@ def view_kv_cache(blocks_BN: torch.Tensor, shape: KVShape) -> KVCache:
         raise ValueError(
             f"block size {size} is not a power of two; choose --block-size 16, 32, 64 or 128"
         )
+    if shape.index_size:
+        raise ValueError("keys of an indexer are for a CPU; run this model with --device cpu")
     if shape.values_in_keys:
-        raise ValueError("latent attention has no GPU kernel; run this model with --device cpu")
+        keys = shape.split(blocks_BN)[0].view(len(blocks_BN), 1, size, shape.key_size)
+        return KVCache(keys, keys[..., -shape.value_size :], shape)
     if shape.key_size != shape.value_size:
         raise ValueError(f"keys of {shape.key_size} and values of {shape.value_size} elements")
     heads = len(blocks_BN), shape.num_kv_heads, size, shape.key_size

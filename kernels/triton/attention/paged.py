@@ -6,6 +6,7 @@ from kernels.interface.operations import AttentionMetadata, AttentionParams
 from kernels.interface.special_inputs import PositionScores
 from kernels.triton.attention.call import AttentionCall
 from kernels.triton.attention.decode import decode_attention
+from kernels.triton.attention.latent import latent_attention
 from kernels.triton.attention.prefill import prefill_attention
 from kernels.triton.attention.work import AttentionWork
 
@@ -41,7 +42,7 @@ def paged_attention(
     Args:
         q_THD: D contiguous. H must be a multiple of K.
         k_cache, v_cache: `kv[:, 0]` and `kv[:, 1]` of [B, 2, K, S, D]; of q's dtype or
-            float8_e4m3fn. D contiguous.
+            float8_e4m3fn. D contiguous. Narrower values are in the keys, see `latent`.
         metadata: its `plan` is the `AttentionWork` of `AttentionWorkspace.plan`, made with the same
             window and head counts.
         params: scale and softcap above 0.
@@ -57,7 +58,10 @@ def paged_attention(
     if positions is not None:
         raise ValueError("scores of positions are for a CPU; give --device cpu")
     if out is None:
-        out = torch.empty(q_THD.shape, dtype=q_THD.dtype, device=q_THD.device)
+        shape = (*q_THD.shape[:2], v_cache.shape[3])
+        out = torch.empty(shape, dtype=q_THD.dtype, device=q_THD.device)
+    if v_cache.shape[3] != k_cache.shape[3]:  # values are in the keys
+        return latent_attention(q_THD, k_cache, metadata.block_table_RM, work, params, out)
 
     caches = k_cache, v_cache, metadata.block_table_RM
     call = AttentionCall(q_THD, *caches, work, params, out)

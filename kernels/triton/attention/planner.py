@@ -4,6 +4,7 @@ import torch
 
 from kernels.interface.operations import AttentionMetadata, AttentionPlanner, AttentionSpec
 from kernels.triton.attention import decode as attention_decode
+from kernels.triton.attention.latent import limits_of
 from kernels.triton.attention.lists import MOST_DECODE_ROWS, TILE_ROWS
 from kernels.triton.attention.work import AttentionWork, AttentionWorkspace, WorkLimits
 from kernels.triton.device_limits import LARGEST_HEAD, SHORT_SHARED_BYTES, shared_memory
@@ -52,25 +53,30 @@ class TritonAttentionPlanner(AttentionPlanner):
     ) -> None:
         """Raises ValueError: heads, a block size or a dtype that the kernels cannot take."""
         _check(spec)
-        if device.type == "cuda":
+        if device.type == "cuda" and spec.value_size is None:
             _check_float32(spec, shared_memory(device))
         super().__init__(spec)
+        is_latent = spec.value_size is not None
         group_size = spec.num_query_heads // spec.num_kv_heads
         only_tiles |= spec.bidirectional
-        self._only_tiles = only_tiles or group_size > MOST_DECODE_ROWS
-        limits = WorkLimits(
-            max_requests=spec.max_num_seqs,
-            max_prefill_tokens=spec.max_num_batched_tokens,
-            max_seq_len=spec.max_model_len,
-            num_query_heads=spec.num_query_heads,
-            num_kv_heads=spec.num_kv_heads,
-            head_size=spec.head_size,
-            max_decode_queries=0 if self._only_tiles else 1,
-            sliding_window=spec.sliding_window,
-            splits_tiles=not only_tiles,
-            both_sides=spec.bidirectional,
+        self._only_tiles = only_tiles or (group_size > MOST_DECODE_ROWS and not is_latent)
+        limits = (
+            limits_of(spec, device, only_tiles=only_tiles)
+            if is_latent
+            else WorkLimits(
+                max_requests=spec.max_num_seqs,
+                max_prefill_tokens=spec.max_num_batched_tokens,
+                max_seq_len=spec.max_model_len,
+                num_query_heads=spec.num_query_heads,
+                num_kv_heads=spec.num_kv_heads,
+                head_size=spec.head_size,
+                max_decode_queries=0 if self._only_tiles else 1,
+                sliding_window=spec.sliding_window,
+                splits_tiles=not only_tiles,
+                both_sides=spec.bidirectional,
+            )
         )
-        partial_out, partial_lse = scratch.of(limits.num_rows, spec.head_size)
+        partial_out, partial_lse = scratch.of(limits.num_rows, limits.head_size)
         self._workspace = AttentionWorkspace(
             limits,
             device=device,
@@ -110,6 +116,8 @@ class TritonAttentionPlanner(AttentionPlanner):
 def programs_a_multiprocessor(spec: AttentionSpec) -> int:
     """Of the decode kernel, as the registers that it takes leave room for (see the table of
     compiled kernels)."""
+    if spec.value_size is not None:
+        return 1  # eight warps with 128 sums of values in each thread
     of_one_warp = attention_decode.programs_a_multiprocessor(
         head_size=spec.head_size,
         group_size=spec.num_query_heads // spec.num_kv_heads,
@@ -139,9 +147,7 @@ def _check(spec: AttentionSpec) -> None:
             f"{spec.num_query_heads} query heads over {spec.num_kv_heads} key/value heads: the "
             f"limit is {TILE_ROWS} query heads a key/value head; run this model with --device cpu"
         )
-    if spec.value_size is not None:
-        raise ValueError("latent attention has no GPU kernel; run this model with --device cpu")
-    if head_size > LARGEST_HEAD:
+    if head_size > LARGEST_HEAD and spec.value_size is None:
         raise ValueError(
             f"heads of {head_size} elements, the limit is {LARGEST_HEAD}; run this model with "
             "--device cpu"

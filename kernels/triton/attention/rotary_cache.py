@@ -195,8 +195,8 @@ def rotary_and_cache(
     of it is read or written. Returns q_THD, a view of `qkv_TN`.
 
     Args:
-        qkv_TN: [T, (H + 2K) * D], heads of q, then k, then v, rows contiguous. Its queries are
-            overwritten.
+        qkv_TN: [T, (H + 2K) * D], heads of q, then k, then v, rows contiguous; (H + K) * D where
+            values are in the keys. Its queries are overwritten.
         positions_T: int64, each below P.
         slot_mapping_T: int64.
         kv_cache: [B, K, S, D] of the model's dtype or float8_e4m3fn, last dimension contiguous.
@@ -206,9 +206,11 @@ def rotary_and_cache(
     """
     H, D = params.num_query_heads, params.head_size
     K = 0 if kv_cache is None else kv_cache.shape.num_kv_heads
+    V = 0 if kv_cache is not None and kv_cache.shape.values_in_keys else K
+    width = (H + K + V) * D
 
     def check() -> None:
-        _check("qkv_TN", qkv_TN, (qkv_TN.shape[0], (H + 2 * K) * D), qkv_TN, contiguous_dims=1)
+        _check("qkv_TN", qkv_TN, (qkv_TN.shape[0], width), qkv_TN, contiguous_dims=1)
         _check("positions_T", positions_T, qkv_TN.shape[:1], qkv_TN, (torch.int64,))
         cos_sin_PD, dtypes = params.cos_sin_PD, (qkv_TN.dtype, torch.float32)
         shape = (cos_sin_PD.shape[0], min(cos_sin_PD.shape[-1] // 2 * 2, D))
@@ -218,11 +220,11 @@ def rotary_and_cache(
             if (weight_D := getattr(params, name)) is not None:
                 _check(name, weight_D, (D,), qkv_TN, dtypes)
 
-    if qkv_TN.dim() != 2 or qkv_TN.shape[1] != (H + 2 * K) * D:
+    if qkv_TN.dim() != 2 or qkv_TN.shape[1] != width:
         check()
     heads_THD = qkv_TN.view(qkv_TN.shape[0], -1, D)
     q_THD: torch.Tensor
-    q_THD, k_TKD, v_TKD = heads_THD.split((H, K, K), dim=1)
+    q_THD, k_TKD, v_TKD = heads_THD.split((H, K, V), dim=1)
     _launch((q_THD, k_TKD, v_TKD), kv_cache, slot_mapping_T, check, positions_T, params)
     return q_THD
 
@@ -285,12 +287,14 @@ def _launch(
         dtypes = (k_TKD.dtype, torch.float8_e4m3fn)
         _check("slot_mapping_T", slot_mapping_T, (num_tokens,), k_TKD, (torch.int64,))
         _check("k_cache_BKSD", k_cache, (B, K, S, D), k_TKD, dtypes, contiguous_dims=1)
-        _check("v_cache_BKSD", v_cache, (B, K, S, D), k_TKD, (k_cache.dtype,), contiguous_dims=1)
+        V = heads[2].shape[1]  # 0: values are in the keys, and nothing is written of them
+        v_shape = (B, K, S, D if V == K else v_cache.shape[3])
+        _check("v_cache_BKSD", v_cache, v_shape, k_TKD, (k_cache.dtype,), contiguous_dims=1)
         H = q_THD.shape[1]
         # an odd head ends with an element of no pair
         rotary_size = D // 2 * 2 if table is None else table.shape[1]
         return Launch(
-            (num_tokens, -(-H // _BLOCK_H) + -(-K // _BLOCK_H) * 2),
+            (num_tokens, -(-H // _BLOCK_H) + -(-K // _BLOCK_H) + -(-V // _BLOCK_H)),
             (
                 norm_eps,
                 *(each.stride(0) for each in heads),

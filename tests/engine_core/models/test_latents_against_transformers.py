@@ -82,7 +82,7 @@ def test_a_config_of_kimi_is_one_of_deepseek():
 
 
 def test_a_gpu_is_refused_by_name():
-    config = minicpm3().to_dict() | {"architectures": ["MiniCPM3ForCausalLM"]}
+    config = deepseek_v32().to_dict() | {"architectures": ["DeepseekV32ForCausalLM"]}
     check_layers(config, traits_of("cpu"))
-    with pytest.raises(ConfigurationError, match=r"MiniCPM3ForCausalLM has latent .*--device cpu"):
+    with pytest.raises(ConfigurationError, match=r"DeepseekV32ForC.* an indexer .*--device cpu"):
         check_layers(config, traits_of("cuda"))

@@ -19,6 +19,7 @@ from kernels.interface.sampling_rows import num_mask_words
 from kernels.interface.step_inputs import PackedLayout
 from kernels.triton import activation, block_copies, fp8_rounding, norm, step_inputs
 from kernels.triton.attention import decode as attention_decode
+from kernels.triton.attention import latent as attention_latent
 from kernels.triton.attention import lists as attention_lists
 from kernels.triton.attention import prefill as attention_prefill
 from kernels.triton.attention import rotary_cache
@@ -95,6 +96,7 @@ def variants(
     groups = (
         activations,
         decode_attention,
+        partial(latent_attention, shared_bytes),
         partial(prefill_attention, shared_bytes),
         attention_work_lists,
         copied_blocks,
@@ -281,6 +283,43 @@ WIDE_SPILL = (
     "float32 as three products holds a tile's queries twice; of tiles of 64 and 128 rows, 16 and "
     "32 keys, 1 and 2 stages, 4 to 16 warps this spills least, and float32 is for checking answers"
 )
+
+
+def latent_attention(shared_bytes: int) -> Iterator[KernelVariant]:
+    """V2-Lite, V3 and MiniCPM3, decodes and tiles."""
+    rows = attention_latent.tile_rows(shared_bytes)
+    for heads, latent, rotary in ((16, 512, 64), (128, 512, 64), (40, 256, 32)):
+        of_program = attention_latent.heads_of_program(heads, rows)
+        for split_bound in (64, 0):
+            constants, launch = attention_latent.configuration(
+                num_heads=heads,
+                groups=heads // of_program,
+                rotary=rotary,
+                latent=latent,
+                shared_bytes=shared_bytes,
+                split_bound=split_bound,
+            )
+            size = latent + rotary
+            yield KernelVariant(
+                name=f"{'decode' if split_bound else 'tiles'} bf16 H={heads} R={rotary} L={latent}",
+                kernel=attention_latent.latent_kernel,
+                arguments={
+                    **dict.fromkeys(("q_THD", "cache_BSD", "out_THL"), BF16),
+                    **dict.fromkeys(
+                        ("block_table_RM", "entries_W8", "counts_3", "arrivals_RK"), INT32
+                    ),
+                    **dict.fromkeys(("partial_out", "partial_lse"), FP32),
+                    "table_stride": 99,
+                    "q_token_stride": heads * size,
+                    "q_head_stride": size,
+                    "out_token_stride": heads * latent,
+                    "out_head_stride": latent,
+                    "multiplier": 0.1,
+                },
+                constants=constants
+                | {"S": 16, "BLOCK_STRIDE": 16 * size, "SLOT_STRIDE": size, "PDL": True},
+                **launch,
+            )
 
 
 def prefill_attention(shared_bytes: int) -> Iterator[KernelVariant]:
@@ -771,6 +810,7 @@ def rotary_and_cache() -> Iterator[KernelVariant]:
         ("Gemma-3n-E4B", (8, 2, 256, 256, 16, True, True), BF16, BF16),
         ("Llama-3.1-8B", (32, 8, 128, 128, 16, False, True), BF16, BF16),
         ("Llama-3.1-8B fp8", (32, 8, 128, 128, 16, False, True), FP8, BF16),
+        ("DeepSeek-V3", (128, 1, 576, 64, 16, False, True), BF16, BF16),
         ("Qwen3-0.6B", qwen3, BF16, BF16),
         ("Qwen3-0.6B S=128 fp8", (16, 8, 128, 128, 128, True, True), FP8, BF16),
         ("Qwen2.5-0.5B", (14, 2, 64, 64, 16, False, True), BF16, BF16),

@@ -23,12 +23,22 @@ BLOCK = 16
 class Latents:
     """Sequences whose latents `rotary_and_cache` writes, of heads that turn in their first 4."""
 
-    def __init__(self, ops, num_heads, size, value_size, kv_dtype=torch.float32, block_size=BLOCK):
+    def __init__(
+        self,
+        ops,
+        num_heads,
+        size,
+        value_size,
+        kv_dtype=torch.float32,
+        block_size=BLOCK,
+        lengths=LENGTHS,
+    ):
+        self.lengths = lengths
         self.ops, self.num_heads, self.size, self.block_size = ops, num_heads, size, block_size
         shape = KVShape(block_size, 1, size, value_size, kv_dtype, values_in_keys=True)
         assert shape.block_bytes == block_size * size * kv_dtype.itemsize
-        self.width = -(-max(length for _, length in LENGTHS) // block_size)
-        num_blocks = len(LENGTHS) * self.width + 1
+        self.width = -(-max(length for _, length in lengths) // block_size)
+        num_blocks = len(lengths) * self.width + 1
         generator = torch.Generator().manual_seed(size)
         order = torch.randperm(num_blocks - 1, generator=generator) + 1
         self.table_RM = order.view(-1, self.width).int()
@@ -37,7 +47,7 @@ class Latents:
         self.cache.keys.fill_(float("nan"))
         self.rows = [
             torch.randn(length, (num_heads + 1) * size, generator=generator)
-            for _, length in LENGTHS
+            for _, length in lengths
         ]
         angles = torch.randn(400, 2, generator=generator)
         self.rotary = RotaryParams(
@@ -62,8 +72,8 @@ class Latents:
             )
         )
 
-    def run(self, pieces):
-        """Of (sequence, first, stop): q, results, and the metadata."""
+    def run(self, pieces, num_decodes=0):
+        """Of (sequence, first, stop), decodes first: q, results, and the metadata."""
         rows = torch.cat([self.rows[sequence][first:stop] for sequence, first, stop in pieces])
         positions = torch.cat([torch.arange(first, stop) for _, first, stop in pieces])
         blocks = torch.cat(
@@ -78,8 +88,8 @@ class Latents:
             seq_lens_R=torch.tensor([stop for *_, stop in pieces]).int(),
             block_table_RM=self.table_RM[[sequence for sequence, *_ in pieces]],
             slot_mapping_T=blocks.long() * self.block_size + positions % self.block_size,
-            num_decodes=0,
-            num_decode_tokens=0,
+            num_decodes=num_decodes,
+            num_decode_tokens=num_decodes,
         )
         slots = metadata.slot_mapping_T
         q = self.ops.rotary_and_cache(rows.clone(), positions, slots, self.cache, self.rotary)
@@ -88,9 +98,9 @@ class Latents:
 
     def check(self, tolerance):
         """Sequences up to their last pieces, then these."""
-        before = [(s, 0, length - n) for s, (n, length) in enumerate(LENGTHS) if n < length]
+        before = [(s, 0, length - n) for s, (n, length) in enumerate(self.lengths) if n < length]
         self.run(before)
-        pieces = [(s, length - n, length) for s, (n, length) in enumerate(LENGTHS)]
+        pieces = [(s, length - n, length) for s, (n, length) in enumerate(self.lengths)]
         q, out, metadata = self.run(pieces)
         kept = self.cache.keys.flatten(0, 1)[metadata.slot_mapping_T, 0].float()
         own = torch.cat([self.rows[s][first:stop, -self.size :] for s, first, stop in pieces])
