@@ -24,7 +24,6 @@ from engine_core.layers.parameters import (
 from kernels.interface.operations import (
     Activations,
     AllReduce,
-    ExpertRouting,
     ForwardContext,
     Operations,
     RoundedRows,
@@ -32,6 +31,7 @@ from kernels.interface.operations import (
 from kernels.interface.weights import (
     ExpertActivation,
     ExpertBiases,
+    ExpertRouting,
     ExpertWeights,
     WeightPart,
 )

@@ -7,8 +7,7 @@ import torch
 
 from kernels.cpu.library import FLOAT, INT64, POINTER, NativeLibrary, check, check_tensor, members
 from kernels.cpu.weights import LinearArguments, PackedLinear
-from kernels.interface.operations import ExpertRouting
-from kernels.interface.weights import ExpertActivation, check_experts
+from kernels.interface.weights import ExpertActivation, ExpertRouting, check_experts
 
 
 class ExpertLayer(ctypes.Structure):

@@ -35,13 +35,7 @@ from kernels.cpu.recurrent_layers import check_gated, layer_of, norm_of, takes
 from kernels.cpu.weights import PANEL_OUTPUTS, PackedLinear
 from kernels.interface.kv_cache import KVCache
 from kernels.interface.lora import LoRAStack
-from kernels.interface.operations import (
-    AllReduce,
-    AttentionParams,
-    ExpertRouting,
-    ForwardContext,
-    RotaryParams,
-)
+from kernels.interface.operations import AllReduce, AttentionParams, ForwardContext, RotaryParams
 from kernels.interface.recurrence import (
     ConvolutionParams,
     GatedNormParams,
@@ -49,7 +43,7 @@ from kernels.interface.recurrence import (
     RecurrentCache,
 )
 from kernels.interface.special_inputs import PositionScores
-from kernels.interface.weights import ExpertWeights, LinearWeight
+from kernels.interface.weights import ExpertRouting, ExpertWeights, LinearWeight
 
 
 class GraphCapture(OpRecorder):

@@ -42,7 +42,6 @@ from kernels.interface.operations import (
     AttentionParams,
     AttentionPlanner,
     AttentionSpec,
-    ExpertRouting,
     Forward,
     OutputRows,
     PassResult,
@@ -52,6 +51,7 @@ from kernels.interface.special_inputs import GivenRows, PositionScores, replace_
 from kernels.interface.weights import (
     ExpertActivation,
     ExpertBiases,
+    ExpertRouting,
     ExpertWeights,
     LinearWeight,
     WeightPacking,

@@ -1,4 +1,5 @@
-"""Weights that a backend keeps in a layout of its own, made of a file's quantised values or floats.
+"""Weights that a backend keeps in a layout of its own, made of a file's quantised values or floats,
+and how tokens find those of experts.
 
 file -> QuantisedTensor or torch.Tensor, part by part -> WeightPacking.pack -> LinearWeight"""
 
@@ -15,6 +16,9 @@ ExpertActivation = Literal["silu", "relu2", "swiglu_oai", "gelu_tanh"]
 """What an expert does between its products: silu(gate) * up, relu(up)^2 without a gate,
 (up + 1) * gate * sigmoid(1.702 gate) of gates up to 7 and ups from -7 to 7 (gpt-oss), or, on a CPU
 alone, gelu(gate, tanh approximation) * up."""
+
+RouterScores = Literal["softmax", "sigmoid"]
+"""What a router's logits become: softmax over all experts, or the sigmoid of each."""
 
 SWIGLU_ALPHA, SWIGLU_LIMIT = 1.702, 7.0
 
@@ -228,3 +232,54 @@ class WeightPacking(Protocol):
 
     def bytes_by_format(self) -> Mapping[str, int]:
         """What the weights packed so far take, by the name of their format."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExpertRouting:
+    """How `Operations.mixture_of_experts` chooses and weighs the experts of a token.
+
+    Attributes:
+        top_k: experts a token, in [1, X].
+        renormalise: a token's weights are divided by their sum plus `epsilon`.
+        scores: of a token's logits: softmax, or the sigmoid of each.
+        bias_X: float32, added to scores where experts are chosen, not where they are weighed
+            (arXiv:2408.15664).
+        num_groups: of as many experts that follow one another; a token's are of `top_groups`.
+        top_groups: those with the largest sum of their two best, of softmaxes with the largest one
+            (arXiv:2412.19437, 2405.04434).
+        scale: on weights, last.
+        scale_X: float32, on weights of each expert. On a CPU alone.
+        weights_dtype: what they are rounded to: float32 (Mixtral), the model's (Qwen3-MoE).
+        first_expert: of those whose weights are here; the others add nothing. On a CPU alone.
+    """
+
+    top_k: int
+    renormalise: bool
+    scores: RouterScores = "softmax"
+    bias_X: torch.Tensor | None = None
+    num_groups: int = 1
+    top_groups: int = 1
+    epsilon: float = 0.0
+    scale: float = 1.0
+    scale_X: torch.Tensor | None = None
+    weights_dtype: torch.dtype = torch.float32
+    first_expert: int = 0
+
+    @property
+    def best_of_group(self) -> int:
+        """How many scores of a group, the largest ones, rank it."""
+        return 2 if self.scores == "sigmoid" else 1
+
+    def check(self, num_experts: int) -> None:
+        """Raises ValueError: experts of that number cannot be routed to so."""
+        size, rest = divmod(num_experts, self.num_groups)
+        if rest or not 1 <= self.top_groups <= self.num_groups:
+            raise ValueError(
+                f"{self.top_groups} of {self.num_groups} groups of {num_experts} experts; groups "
+                "must be of one size, and at most all of them are taken"
+            )
+        if not 1 <= self.top_k <= self.top_groups * size:
+            raise ValueError(
+                f"top_k is {self.top_k}; it must lie in [1, {self.top_groups * size}], the experts "
+                "that a token may go to"
+            )

@@ -10,10 +10,10 @@ from itertools import repeat
 import torch
 import torch.nn.functional as F
 
-from kernels.interface.operations import ExpertRouting
 from kernels.interface.weights import (
     ExpertActivation,
     ExpertBiases,
+    ExpertRouting,
     ExpertWeights,
     LinearWeight,
     check_experts,

@@ -14,7 +14,6 @@ from kernels.interface.operations import (
     AttentionParams,
     AttentionPlanner,
     AttentionSpec,
-    ExpertRouting,
     Forward,
     InputRounding,
     PassResult,
@@ -22,7 +21,7 @@ from kernels.interface.operations import (
 )
 from kernels.interface.recurrence import RecurrenceParams, RecurrentCache
 from kernels.interface.special_inputs import replace_rows
-from kernels.interface.weights import ExpertWeights, LinearWeight, WeightPacking
+from kernels.interface.weights import ExpertRouting, ExpertWeights, LinearWeight, WeightPacking
 from kernels.torch import elementwise
 from kernels.torch.recurrence import StatePlanner
 from kernels.triton import activation, norm

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
-from kernels.interface.operations import ExpertRouting
+from kernels.interface.weights import ExpertRouting
 from kernels.triton.activation import silu_and_mul
 from kernels.triton.fp8_rounding import reference_quantise_rows
 from kernels.triton.linear.dense import dense_linear as own_linear

@@ -22,7 +22,7 @@ from transformers.models.lfm2_moe.modeling_lfm2_moe import Lfm2MoeTopKRouter
 from transformers.models.mixtral.modeling_mixtral import MixtralSparseMoeBlock
 from transformers.models.qwen3_moe.modeling_qwen3_moe import Qwen3MoeSparseMoeBlock
 
-from kernels.interface.operations import ExpertRouting
+from kernels.interface.weights import ExpertRouting
 from kernels.torch.linear import choose_experts
 from kernels.torch.operations import TorchOperations
 

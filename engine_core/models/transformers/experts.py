@@ -7,8 +7,8 @@ from typing import Any
 
 import torch
 
-from kernels.interface.operations import ExpertRouting, Operations
-from kernels.interface.weights import ExpertWeights
+from kernels.interface.operations import Operations
+from kernels.interface.weights import ExpertRouting, ExpertWeights
 
 _TRIED_ROWS = 7
 _LEAST_ERROR = 1e-4

@@ -9,7 +9,7 @@ import torch
 import triton
 import triton.language as tl
 
-from kernels.interface.operations import ExpertRouting
+from kernels.interface.weights import ExpertRouting
 from kernels.triton.tensor_checks import check_tensor
 
 _MOST_EXPERTS = 1024

@@ -9,8 +9,7 @@ import torch
 import triton
 import triton.language as tl
 
-from kernels.interface.operations import ExpertRouting
-from kernels.interface.weights import ExpertActivation, ExpertBiases, check_experts
+from kernels.interface.weights import ExpertActivation, ExpertBiases, ExpertRouting, check_experts
 from kernels.triton.activation import gated_expert
 from kernels.triton.linear.expert_routing import (
     ExpertTiles,

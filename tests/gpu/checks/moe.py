@@ -3,7 +3,7 @@
 import torch
 import torch.nn.functional as F
 
-from kernels.interface.operations import ExpertRouting
+from kernels.interface.weights import ExpertRouting
 from kernels.torch.linear import choose_experts
 from kernels.triton.linear.expert_routing import (
     build_expert_tiles,

@@ -13,10 +13,10 @@ from typing import Any
 import torch
 import triton
 
-from kernels.interface.operations import ExpertRouting
 from kernels.interface.recurrence import GatedNormParams, RecurrenceParams, RecurrenceShape
 from kernels.interface.sampling_rows import num_mask_words
 from kernels.interface.step_inputs import PackedLayout
+from kernels.interface.weights import ExpertRouting
 from kernels.triton import activation, block_copies, fp8_rounding, norm, step_inputs
 from kernels.triton.attention import decode as attention_decode
 from kernels.triton.attention import latent as attention_latent

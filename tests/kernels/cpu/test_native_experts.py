@@ -6,8 +6,7 @@ import torch
 from kernels.cpu.gguf_blocks import GGUF_KINDS
 from kernels.cpu.operations import CpuOperations
 from kernels.cpu.packing import NativePacking
-from kernels.interface.operations import ExpertRouting
-from kernels.interface.weights import QuantisedTensor
+from kernels.interface.weights import ExpertRouting, QuantisedTensor
 from kernels.torch.operations import TorchOperations
 from tests.kernels.cpu.instruction_sets import covering_sets
 from tests.kernels.cpu.test_packing import unread, unreadable

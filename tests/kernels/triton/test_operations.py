@@ -4,11 +4,8 @@ import pytest
 import torch
 from paged_steps import make_cache
 
-from kernels.interface.operations import (
-    AttentionParams,
-    AttentionSpec,
-    ExpertRouting,
-)
+from kernels.interface.operations import AttentionParams, AttentionSpec
+from kernels.interface.weights import ExpertRouting
 from kernels.torch.operations import TorchOperations
 from kernels.triton.attention import planner as attention_planner
 from kernels.triton.operations import TritonOperations

@@ -18,7 +18,7 @@ from kernels.cpu.weights import (
     quantise_int8,
 )
 from kernels.interface.lora import LoRAPart
-from kernels.interface.operations import ExpertRouting
+from kernels.interface.weights import ExpertRouting
 from tests.kernels.cpu.fuzz.random_case import RandomCase, must_refuse
 
 _PACKERS = (pack_float, pack_bfloat16, quantise_int8, quantise_int4)

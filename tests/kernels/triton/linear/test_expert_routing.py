@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from kernels.interface.operations import ExpertRouting
+from kernels.interface.weights import ExpertRouting
 from kernels.torch import linear as by_torch
 from kernels.triton.linear import expert_routing as moe_routing
 from kernels.triton.linear.expert_routing import (

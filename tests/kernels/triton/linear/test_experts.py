@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from kernels.interface.operations import ExpertRouting
+from kernels.interface.weights import ExpertRouting
 from kernels.torch import linear as torch_experts
 from kernels.triton.linear import experts as module
 from kernels.triton.linear.expert_routing import build_expert_tiles

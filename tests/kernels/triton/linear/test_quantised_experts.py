@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from kernels.interface.operations import ExpertRouting
+from kernels.interface.weights import ExpertRouting
 from kernels.triton.fp8_rounding import reference_quantise_rows
 from kernels.triton.linear import quantised_experts as module
 from kernels.triton.linear.expert_routing import build_expert_tiles, route
