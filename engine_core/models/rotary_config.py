@@ -7,6 +7,7 @@ new   "rope_parameters": {"rope_type": "yarn", "rope_theta": 1e6, "factor": 4, .
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from engine_core.layers.config import RotaryConfig
@@ -78,7 +79,7 @@ def _resolve(
 ) -> RotaryConfig:
     import torch
 
-    from engine_core.layers.rotary import llama3_frequencies, plain_frequencies
+    from engine_core.layers.rotary import plain_frequencies
 
     options = ConfigFields(parameters)
     partial = options.get("partial_rotary_factor") or fields.get("partial_rotary_factor") or 1.0
@@ -104,11 +105,21 @@ def _resolve(
                 f"{head_size} have {head_size // 2} frequencies"
             )
         return _config(plain / torch.tensor(freq_factors, dtype=torch.float32))
+    found = _scaled(kind, options, fields, plain, theta)
+    if kind == "mrope" or options.get("mrope_section") is not None:
+        found = replace(found, sections=_sections(options, len(plain)))
+    return found
+
+
+def _scaled(
+    kind: str, options: ConfigFields, fields: ConfigFields, plain: torch.Tensor, theta: float
+) -> RotaryConfig:
+    from engine_core.layers.rotary import llama3_frequencies, plain_frequencies
+
+    head_size = 2 * len(plain)
     match kind:
-        case "default" if options.get("mrope_section") is None:
-            return _config(plain)
         case "default" | "mrope":
-            return RotaryConfig(tuple(plain.tolist()), sections=_sections(options, len(plain)))
+            return _config(plain)
         case "linear":
             return _config(plain / options.positive_float("factor"))
         case "ntk" if options.get("mixed_b") is None:  # https://kexue.fm/archives/9706

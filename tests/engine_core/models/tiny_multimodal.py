@@ -23,6 +23,7 @@ VISION = {
 QWEN_TEXT = TEXT | {
     "rope_parameters": {"rope_type": "default", "rope_theta": 1e4, "mrope_section": [1, 1, 2]}
 }
+QWEN_YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32}
 QWEN_VISION = {
     "depth": 2, "num_heads": 2, "patch_size": 4, "spatial_merge_size": 2, "temporal_patch_size": 2,
     "in_channels": 3, "initializer_range": 0.3,
@@ -74,7 +75,7 @@ CONFIGS = {
         **QWEN_IDS,
     },
     "qwen2_5_vl": {
-        "text_config": QWEN_TEXT,
+        "text_config": TEXT | {"rope_parameters": QWEN_TEXT["rope_parameters"] | QWEN_YARN},
         "vision_config": QWEN_VISION
         | {"hidden_size": 32, "intermediate_size": 48, "out_hidden_size": 32, "window_size": 16,
            "fullatt_block_indexes": [1]},
