@@ -57,10 +57,8 @@ def rows(folder) -> Iterator[str]:
         files = dict.fromkeys(f.gguf.architecture for f in found.FAMILIES if f.gguf)
         kind = folder.__name__.rpartition(".")[2]
         gpu = _GPU.get(module.name, _GPU.get(kind, "no"))
-        cells = (name, what, ", ".join(f"`{each}`" for each in names))
-        if folder is not encoders:
-            cells += (", ".join(f"`{each}`" for each in files) or "-",)
-        cells += (gpu,)
+        columns = (", ".join(f"`{each}`" for each in column) or "-" for column in (names, files))
+        cells = (name, what, *columns, gpu)
         yield "| " + " | ".join(cells) + " |"
 
 
@@ -74,8 +72,6 @@ def page() -> str:
         (encoders, "Encoders"),
     ):
         head = ["family", "what it is", "`architectures`", "GGUF", "GPU"]
-        if folder is encoders:
-            head.remove("GGUF")
         lines = [f"| {' | '.join(head)} |", "|---" * len(head) + "|", *rows(folder)]
         parts.append(f"\n## {title}\n" + "\n".join(lines) + "\n")
     return "".join(parts) + _REST

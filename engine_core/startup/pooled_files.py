@@ -46,16 +46,17 @@ _QWEN_STEP_TAG = 151651
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class SentenceModules:
-    """Contents of `modules.json` and the other files of sentence-transformers."""
+    """Contents of `modules.json` and the other files of sentence-transformers, or as far as a GGUF
+    file says them."""
 
     pooling_type: PoolingType | None
-    normalizes: bool
-    dense: tuple[Path, ...]
+    normalizes: bool = True
+    dense: tuple[Path, ...] = ()
     """Folders of the dense modules, in order."""
-    max_seq_length: int | None
-    prompts: dict[str, str]
+    max_seq_length: int | None = None
+    prompts: dict[str, str] = dataclasses.field(default_factory=dict)
     """Prefixes of texts, by the name of the prompt."""
-    default_prompt_name: str | None
+    default_prompt_name: str | None = None
 
 
 class PooledFiles:
@@ -338,9 +339,11 @@ class PooledFiles:
 
 def pooled_files(files: ModelFiles, options: PoolingOptions) -> PooledFiles:
     """Raises ConfigurationError, StartupError: options or files ask for what cannot be done."""
-    folder = files.path
-    is_sentence_model = folder.is_dir() and (folder / "modules.json").is_file()
-    modules = _read_modules(folder) if is_sentence_model else None
+    folder, modules = files.path, None
+    if not folder.is_dir() and "pooling_type" in files.config:  # a GGUF file, which says no more
+        modules = SentenceModules(PoolingType(files.config["pooling_type"]))
+    elif (folder / "modules.json").is_file():
+        modules = _read_modules(folder)
     return PooledFiles(files, options, modules)
 
 
@@ -392,13 +395,9 @@ def _read_pooling_type(folder: Path) -> PoolingType:
     config = read_json_object_if_present(folder / "config.json")
     if config.get("include_prompt") is False:
         raise StartupError(f"{folder}: include_prompt false is not supported; use another model")
-    modes = {
-        "cls_token": PoolingType.CLS,
-        "cls": PoolingType.CLS,
-        "mean_tokens": PoolingType.MEAN,
-        "mean": PoolingType.MEAN,
-        "lasttoken": PoolingType.LAST,
-    }
+    modes = dict.fromkeys(("cls_token", "cls"), PoolingType.CLS)
+    modes |= dict.fromkeys(("mean_tokens", "mean"), PoolingType.MEAN)
+    modes["lasttoken"] = PoolingType.LAST
     prefix = "pooling_mode_"
     on = [name.removeprefix(prefix) for name in config if name.startswith(prefix) and config[name]]
     on = on or [str(config.get("pooling_mode", "mean"))]

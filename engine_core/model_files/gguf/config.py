@@ -12,17 +12,20 @@ import numpy as np
 
 from engine_core.model_files.errors import BrokenModelFile, UnsupportedModelFile
 from engine_core.model_files.gguf.header import GgufTensor
+from engine_core.models.families.encoder_gguf import RANKER
 from engine_core.models.families.family import Family
 from engine_core.models.families.gguf import Gguf
 from engine_core.models.families.table import GGUF_ARCHITECTURES, family_of_gguf
 
 _REQUIRED = object()
 _LISTS = {"tokens": str, "merges": str, "token_type": int, "scores": float}
+_LISTS |= {"precompiled_charsmap": int}
 _SINGLE = {"model": str, "pre": str} | dict.fromkeys(
     ("bos_token_id", "eos_token_id", "eot_token_id", "eom_token_id", "unknown_token_id",
-     "padding_token_id"), int,
+     "padding_token_id", "cls_token_id", "seperator_token_id", "mask_token_id"), int,
 )  # fmt: skip
 """Types of the keys tokenizer.ggml.*."""
+UNKNOWN, CONTROL, USER_DEFINED = 2, 3, 4  # tokenizer.ggml.token_type
 
 
 class GgufMetadata:
@@ -108,7 +111,8 @@ class GgufMetadata:
         """Rows of a matrix. Raises BrokenModelFile: it is not there."""
         if tensor not in self.tensors:
             self.broken(f"there is no tensor {tensor}")
-        return self.tensors[tensor].shape[0]
+        shape = self.tensors[tensor].shape
+        return shape[0] if len(shape) > 1 else 1  # llama.cpp has a row as a vector
 
     def refuse_unless(self, key: str, *allowed: Any) -> None:
         """Raises UnsupportedModelFile unless the number of that key is absent or one of these."""
@@ -172,6 +176,7 @@ def _build_config(meta: GgufMetadata) -> dict[str, Any]:
         meta.refuse("a mixture of experts")
     for key in _SCALES - gguf.scales:
         meta.refuse_unless(key, 1.0)
+    meta.refuse_unless("attention.causal", gguf.is_causal)
     config: dict[str, Any] = {
         "model_type": meta.family.model_type,
         "architectures": [meta.family.names[0]],
@@ -196,7 +201,23 @@ def _build_config(meta: GgufMetadata) -> dict[str, Any]:
             )
     for ours, theirs in (("bos", "bos"), ("eos", "eos"), ("pad", "padding")):
         config[f"{ours}_token_id"] = meta.raw.get(f"tokenizer.ggml.{theirs}_token_id")
-    return config | gguf.fields(meta, config)
+    return config | _pooling(meta) | gguf.fields(meta, config)
+
+
+_POOLING_TYPES: dict[int, dict[str, str]] = {0: {}} | {
+    number: {"pooling_type": name} for number, name in enumerate(("MEAN", "CLS", "LAST"), 1)
+}
+_RANK = 4
+"""Values of `pooling_type` in llama.cpp; the first, none, says nothing of vectors of texts."""
+
+
+def _pooling(meta: GgufMetadata) -> dict[str, str]:
+    kind = meta.number("pooling_type", 0)
+    if kind == _RANK and RANKER in meta.tensors:
+        return {}
+    if kind not in _POOLING_TYPES:
+        meta.refuse(f"pooling_type {kind}" + f" without {RANKER}" * (kind == _RANK))
+    return _POOLING_TYPES[kind]
 
 
 def _intermediate_size(meta: GgufMetadata) -> int:

@@ -102,7 +102,8 @@ _GPT4O_RULE = PreTokenizer(_split(_GPT4O))
 
 PRE_TOKENIZERS: dict[str, PreTokenizer] = {
     **dict.fromkeys(("gpt-2", "default", "phi-2", "mpt", "jais", "gigachat"), _GPT2_RULE),
-    "olmo": dataclasses.replace(_GPT2_RULE, normalize_nfc=True),
+    "roberta-bpe": _GPT2_RULE,
+    **dict.fromkeys(("olmo", "modern-bert"), dataclasses.replace(_GPT2_RULE, normalize_nfc=True)),
     **dict.fromkeys(
         ("smollm", "starcoder", "refact", "codeshell", "exaone", "minerva-7b"), _DIGITS_RULE
     ),

@@ -19,6 +19,7 @@ _TOP = {
     "token_embd.weight": "model.embed_tokens.weight",
     "output.weight": "lm_head.weight",
 }
+_MAY_BE_A_ROW = ("token_types.weight", "cls.output.weight")
 ROPE_FACTORS = "rope_freqs.weight"
 # precomputed in some old files; everything in it follows from the config
 IGNORED = re.compile(r"blk\.\d+\.attn_rot_embd\.weight")
@@ -62,10 +63,8 @@ class HfTensor:
 
 def hf_tensor(family: Gguf, gguf_name: str) -> HfTensor | None:
     """The tensor that `gguf_name` becomes, or None where the family has no such tensor."""
-    if gguf_name in _TOP:
-        return HfTensor(_TOP[gguf_name], "none")
-    if gguf_name in family.top:
-        return HfTensor(family.top[gguf_name], "none")
+    if gguf_name in (top := {**_TOP, **family.top}):
+        return HfTensor(top[gguf_name], "one_row" if gguf_name in _MAY_BE_A_ROW else "none")
     if gguf_name == family.last_norm:
         return HfTensor("model.norm.weight", "subtract_one" if family.norms_plus_one else "none")
     old = _OLD_EXPERT.fullmatch(gguf_name)
@@ -84,7 +83,7 @@ def hf_tensor(family: Gguf, gguf_name: str) -> HfTensor | None:
             return None
         target = family.layer[part] + kind
     change = change or _change(family, part, kind)
-    return HfTensor(f"model.layers.{layer}.{target}", change)
+    return HfTensor(f"{family.layers}{layer}.{target}", change)
 
 
 def of_drafts(family: Gguf, tensor: HfTensor, num_layers: int) -> HfTensor | None:
@@ -124,7 +123,7 @@ def undo(change: Change, tensor: torch.Tensor, config: dict[str, Any]) -> torch.
         case "one_input":
             return tensor[:, None]  # a channel of a convolution reads itself alone
         case "one_row":
-            return tensor.reshape(1, -1)  # llama-quantize makes a vector of it
+            return tensor if tensor.dim() > 1 else tensor[None]  # llama-quantize makes it a vector
         case "unpermute_q":
             return unpermute(tensor, config["num_attention_heads"])
         case "unpermute_k":

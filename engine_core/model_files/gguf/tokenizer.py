@@ -10,7 +10,13 @@ from typing import Any
 import msgspec
 
 from engine_core.model_files.errors import BrokenModelFile, UnsupportedModelFile
-from engine_core.model_files.gguf.config import GgufMetadata
+from engine_core.model_files.gguf.config import CONTROL, USER_DEFINED, GgufMetadata
+from engine_core.model_files.gguf.encoder_tokenizer import (
+    encoder_ends,
+    respell_words,
+    unigram_json,
+    word_pieces_json,
+)
 from engine_core.model_files.gguf.pre_tokenizers import (
     PRE_TOKENIZERS,
     PreTokenizer,
@@ -18,12 +24,16 @@ from engine_core.model_files.gguf.pre_tokenizers import (
 )
 from engine_core.model_files.interface import TokenizerFiles, default_template
 
-_CONTROL, _USER_DEFINED = 3, 4  # tokenizer.ggml.token_type
 _SPECIAL_IDS = {
     "bos_token": "bos_token_id",
     "eos_token": "eos_token_id",
     "unk_token": "unknown_token_id",
     "pad_token": "padding_token_id",
+}
+_ENCODER_IDS = {
+    "cls_token": "cls_token_id",
+    "sep_token": "seperator_token_id",
+    "mask_token": "mask_token_id",
 }
 _END_IDS = ("eos_token_id", "eot_token_id", "eom_token_id")
 # Ends of a turn or of a text that converters leave out of the metadata; llama.cpp knows them by
@@ -45,7 +55,7 @@ def end_token_ids(metadata: dict[str, Any]) -> tuple[int, ...]:
     control = {
         token: token_id
         for token_id, (token, kind) in enumerate(zip(tokens, types, strict=False))
-        if kind == _CONTROL or token in _SHOWN_ENDS
+        if kind == CONTROL or token in _SHOWN_ENDS
     }
     by_text = [control.get(text) for text in _END_TEXTS]
     return tuple(dict.fromkeys(i for i in stated + by_text if i is not None))
@@ -68,6 +78,8 @@ def build_tokenizer(meta: GgufMetadata, *, report: Callable[[str], None]) -> Tok
     is_gemma = kind in ("llama", "gemma4") and meta.architecture.startswith("gemma")
     if is_gemma:
         tokens = _respell_gemma(tokens)
+    elif kind == "bert":
+        tokens = respell_words(tokens, metadata.get("tokenizer.ggml.token_type") or ())
     special = _special_tokens(meta, tokens)
     if kind == "gpt2":
         pre_tokenizer = _pre_tokenizer(meta)
@@ -76,22 +88,33 @@ def build_tokenizer(meta: GgufMetadata, *, report: Callable[[str], None]) -> Tok
     elif kind == "llama" or is_gemma:
         body = _sentencepiece_json(meta, tokens, special.get("unk_token"), is_gemma=is_gemma)
         add_bos = True
+    elif kind == "bert" and meta.family.is_encoder:
+        body, add_bos = word_pieces_json(meta, tokens), True
+    elif kind == "t5" and meta.family.is_encoder:
+        body, add_bos = unigram_json(meta, tokens), True
     else:
         raise UnsupportedModelFile(
-            f"{meta.file} has a tokenizer of kind {kind!r}; gpt2, llama and gemma4 are read; "
-            f"name the model's Hugging Face folder, or its tokenizer.json, with --tokenizer"
+            f"{meta.file} has a tokenizer of kind {kind!r}; gpt2, llama and gemma4 are read, and "
+            f"bert and t5 of encoders; name the model's Hugging Face folder, or its "
+            f"tokenizer.json, with --tokenizer"
         )
+    ends = _ends(metadata, special, add_bos=add_bos)
+    if meta.family.is_encoder:
+        is_roberta = kind == "t5" or metadata.get("tokenizer.ggml.pre") == "roberta-bpe"
+        ids = {token: token_id for token_id, token in enumerate(tokens)}
+        ends = encoder_ends(meta, special, ids, is_roberta=is_roberta)
     document = {
         "version": "1.0",
-        "added_tokens": _added_tokens(metadata, tokens, special),
-        "post_processor": _ends(metadata, special, add_bos=add_bos),
+        "added_tokens": _added_tokens(metadata, tokens, special, is_bert=kind == "bert"),
+        "post_processor": ends,
         **body,
     }
     key = "tokenizer.chat_template"
     named = {"default": metadata.get(key)}
     named |= {k.removeprefix(f"{key}."): metadata[k] for k in metadata if k.startswith(f"{key}.")}
     template, others = default_template(named)
-    return TokenizerFiles(msgspec.json.encode(document), template, special, others)
+    shown = {key: text for key, text in special.items() if key in _SPECIAL_IDS}
+    return TokenizerFiles(msgspec.json.encode(document), template, shown, others)
 
 
 def _pre_tokenizer(meta: GgufMetadata) -> PreTokenizer:
@@ -106,7 +129,8 @@ def _pre_tokenizer(meta: GgufMetadata) -> PreTokenizer:
 
 def _special_tokens(meta: GgufMetadata, tokens: list[str]) -> dict[str, str]:
     special: dict[str, str] = {}
-    for ours, key in _SPECIAL_IDS.items():
+    known = _SPECIAL_IDS | (_ENCODER_IDS if meta.family.is_encoder else {})
+    for ours, key in known.items():
         token_id = meta.raw.get(f"tokenizer.ggml.{key}")
         if token_id is None:
             continue
@@ -120,25 +144,28 @@ def _special_tokens(meta: GgufMetadata, tokens: list[str]) -> dict[str, str]:
 
 
 def _added_tokens(
-    metadata: dict[str, Any], tokens: list[str], special: dict[str, str]
+    metadata: dict[str, Any], tokens: list[str], special: dict[str, str], *, is_bert: bool
 ) -> list[dict[str, Any]]:
-    """Tokens found whole in a text before it is cut: control, user-defined, and the named ones.
+    """Tokens found whole in a text before it is cut: control, user-defined, and the named ones;
+    but for BERT's the one for masked words takes the space before it, which files do not say.
 
     Left out: all but the last of several tokens spelled alike, which no text can reach, and Gemma's
     runs of spaces, which merges make."""
     kinds = dict(enumerate(metadata.get("tokenizer.ggml.token_type") or []))
     vocab = {token: token_id for token_id, token in enumerate(tokens)}
     for text in special.values():
-        kinds[vocab[text]] = _CONTROL
+        kinds[vocab[text]] = CONTROL
+    mask = None if is_bert else special.get("mask_token")
     return [
         {
             "id": token_id,
             "content": token,
-            **dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized"), False),
-            "special": kinds[token_id] == _CONTROL,
+            **dict.fromkeys(("single_word", "rstrip", "normalized"), False),
+            "lstrip": token == mask,
+            "special": kinds[token_id] == CONTROL,
         }
-        for token_id, token in enumerate(metadata["tokenizer.ggml.tokens"])
-        if kinds.get(token_id) in (_CONTROL, _USER_DEFINED) and vocab.get(token) == token_id
+        for token_id, token in enumerate(tokens if is_bert else metadata["tokenizer.ggml.tokens"])
+        if kinds.get(token_id) in (CONTROL, USER_DEFINED) and vocab.get(token) == token_id
     ]
 
 

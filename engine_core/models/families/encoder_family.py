@@ -7,6 +7,7 @@ from dataclasses import replace
 from engine_core.models.config_fields import ConfigFields
 from engine_core.models.encoders.encoder_configs import EncoderConfig, HeadConfig, token_head
 from engine_core.models.families.family import Family
+from engine_core.models.families.gguf import Gguf
 
 ReadEncoder = Callable[[ConfigFields], EncoderConfig]
 ReadHead = Callable[[ConfigFields], HeadConfig]
@@ -29,6 +30,7 @@ def encoder_family(
     unused: tuple[str, ...],
     layers: Mapping[str, str] | None = None,
     renamed: Mapping[str, str] | None = None,
+    gguf: Gguf | None = None,
 ) -> tuple[Family, ...]:
     """
     Args:
@@ -37,6 +39,7 @@ def encoder_family(
         unused: prefixes, with and without `base`, of what only training needs.
         layers: what checkpoints have before a layer's number, to what the model has.
         renamed: ends of modules' names in checkpoints, to those that the model has.
+        gguf: files of the bare model by llama.cpp, if they are read.
     """
     of_layers = tuple(
         (start + old, new) for old, new in (layers or {}).items() for start in (base, "")
@@ -63,7 +66,7 @@ def encoder_family(
         )
 
     return (
-        entry(("Model", "ForMaskedLM", "ForPreTraining"), None, *unused),
+        replace(entry(("Model", "ForMaskedLM", "ForPreTraining"), None, *unused), gguf=gguf),
         entry(("ForSequenceClassification",), head),
         entry(("ForTokenClassification",), own_token_head, "pooler."),
     )

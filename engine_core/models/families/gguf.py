@@ -146,6 +146,8 @@ class Gguf:
         biases_output: a config's attention_bias is also of the output; absent ones are zero.
         norm_eps: the key of what norms add.
         has_latents: a head of the config is what turns of one; keys are as long as it caches them.
+        layers: what names of the checkpoint's layers begin with.
+        is_causal: tokens see those before them alone.
     """
 
     architecture: str
@@ -169,6 +171,8 @@ class Gguf:
     biases_output: bool = True
     norm_eps: str = "attention.layer_norm_rms_epsilon"
     has_latents: bool = False
+    layers: str = "model.layers."
+    is_causal: bool = True
 
     @property
     def architectures(self) -> tuple[str, ...]:

@@ -14,8 +14,9 @@ from engine_core.models.encoders.encoder_configs import (
 )
 from engine_core.models.errors import ModelConfigError
 from engine_core.models.families.encoder_family import encoder_family
+from engine_core.models.families.encoder_gguf import encoder_gguf
 
-_BERT_NAMES = EncoderNames(
+BERT_NAMES = EncoderNames(
     words="embeddings.word_embeddings",
     positions="embeddings.position_embeddings",
     token_types="embeddings.token_type_embeddings",
@@ -45,14 +46,15 @@ def read_bert(fields: ConfigFields) -> EncoderConfig:
     """BERT, MiniLM and others that share its code."""
     refuse_unless(fields, position_embedding_type="absolute", is_decoder=False)
     num_layers = fields.positive_int("num_hidden_layers", 12)
+    has_types = fields.get("type_vocab_size") != 0
     return EncoderConfig(
         spec=read_spec(fields, (None,) * num_layers),
         intermediate_size=fields.positive_int("intermediate_size", 3072),
         norm_eps=fields.positive_float("layer_norm_eps", 1e-12),
         activation=read_activation(fields, "hidden_act"),
-        num_token_types=fields.positive_int("type_vocab_size", 2),
+        num_token_types=fields.positive_int("type_vocab_size", 2) if has_types else 1,
         rotary=(None,) * num_layers,
-        names=_BERT_NAMES,
+        names=BERT_NAMES if has_types else replace(BERT_NAMES, token_types=None),
     )
 
 
@@ -114,6 +116,7 @@ FAMILIES = (
         bert_head,
         base="bert.",
         unused=("pooler.", "cls.", "classifier."),
+        gguf=encoder_gguf("bert", BERT_NAMES),
     ),
     *(
         family

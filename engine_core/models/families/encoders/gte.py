@@ -16,7 +16,7 @@ from engine_core.models.families.encoders.bert import bert_head
 from engine_core.models.rotary_config import read_rotary
 
 QKV = tuple(f"self_attn.{part}_proj" for part in "qkv")
-_NAMES = EncoderNames(
+ROTATED_NAMES = EncoderNames(
     words="embeddings.word_embeddings",
     positions=None,
     token_types="embeddings.token_type_embeddings",
@@ -50,7 +50,7 @@ def read_rotated(fields: ConfigFields, *, theta: float, packed: str) -> EncoderC
         num_token_types=fields.positive_int("type_vocab_size", 1) if has_types else 1,
         rotary=(rotary,) * num_layers,
         interleaved=(InterleavedRows(packed, 1, parts),),
-        names=_NAMES if has_types else replace(_NAMES, token_types=None),
+        names=ROTATED_NAMES if has_types else replace(ROTATED_NAMES, token_types=None),
     )
 
 

@@ -13,8 +13,11 @@ from engine_core.models.encoders.encoder_configs import (
 )
 from engine_core.models.errors import ModelConfigError
 from engine_core.models.families.encoder_family import encoder_family
+from engine_core.models.families.encoder_gguf import encoder_gguf
+from engine_core.models.families.gguf import Fields, Metadata, layer_types
 from engine_core.models.rotary_config import read_rotary_by_layer_type
 
+_THETA, _LOCAL_THETA = 160_000.0, 10_000.0
 _MODERNBERT_NAMES = EncoderNames(
     words="embeddings.tok_embeddings",
     positions=None,
@@ -44,8 +47,8 @@ def read_modernbert(fields: ConfigFields) -> EncoderConfig:
     rotary = read_rotary_by_layer_type(
         fields,
         head_size=spec.keys_of(0).key_size,
-        full_theta=fields.positive_float("global_rope_theta", 160_000.0),
-        sliding_theta=fields.positive_float("local_rope_theta", 10_000.0),
+        full_theta=fields.positive_float("global_rope_theta", _THETA),
+        sliding_theta=fields.positive_float("local_rope_theta", _LOCAL_THETA),
     )
     return EncoderConfig(
         spec=spec,
@@ -82,6 +85,24 @@ def modernbert_token_head(fields: ConfigFields) -> HeadConfig:
     return replace(modernbert_head(fields), pooling="tokens")
 
 
+def _gguf_fields(meta: Metadata, config: Fields) -> Fields:
+    types = meta.values("attention.sliding_window_pattern", 3)
+    local = float(meta.number("rope.freq_base_swa", _LOCAL_THETA))
+    rotary = {
+        "full_attention": config["rope_parameters"],
+        "sliding_attention": {"rope_type": "default", "rope_theta": local},
+    }
+    fields: Fields = {
+        "norm_eps": config["rms_norm_eps"],
+        "hidden_activation": meta.number("hidden_activation", "gelu"),
+        "local_attention": int(meta.number("attention.sliding_window")),
+        "rope_parameters": rotary,
+    }
+    if isinstance(types, list):
+        return fields | {"layer_types": layer_types(meta, config["num_hidden_layers"], 3)}
+    return fields | {"global_attn_every_n_layers": int(types)}
+
+
 FAMILIES = encoder_family(
     "ModernBert",
     "modernbert",
@@ -90,4 +111,5 @@ FAMILIES = encoder_family(
     modernbert_token_head,
     base="model.",
     unused=("head.", "decoder."),
+    gguf=encoder_gguf("modern-bert", _MODERNBERT_NAMES, fields=_gguf_fields, theta=_THETA),
 )

@@ -6,8 +6,10 @@ from engine_core.models.config_fields import ConfigFields
 from engine_core.models.encoders.encoder_configs import EncoderConfig, refuse_unless
 from engine_core.models.errors import UnsupportedArchitecture
 from engine_core.models.families.encoder_family import encoder_family
+from engine_core.models.families.encoder_gguf import encoder_fields, encoder_gguf
 from engine_core.models.families.encoders.bert import bert_head
-from engine_core.models.families.encoders.gte import read_rotated
+from engine_core.models.families.encoders.gte import ROTATED_NAMES, read_rotated
+from engine_core.models.families.gguf import Fields, Metadata
 
 _FIRST_SPELLING = {
     "hidden_size": "n_embd",
@@ -26,6 +28,7 @@ _OFF = (
     *("qkv_proj_bias", "mlp_fc1_bias", "mlp_fc2_bias", "use_rms_norm", "causal"),
     *("parallel_block", "prenorm", "rotary_emb_interleaved", "moe_every_n_layers"),
 )
+_THETA, _PACKED = 1000.0, "attn.Wqkv"
 _GATES = {"swiglu": "silu", "geglu": "gelu"}
 
 
@@ -41,9 +44,13 @@ def read_nomic_bert(fields: ConfigFields) -> EncoderConfig:
     fields = fields.with_defaults(_DEFAULTS | known)
     refuse_unless(fields, **dict.fromkeys(_OFF, False))
     refuse_unless(fields, rotary_emb_fraction=1.0, rotary_emb_scale_base=None)
-    nomic = read_rotated(fields, theta=1000.0, packed="attn.Wqkv")
+    nomic = read_rotated(fields, theta=_THETA, packed=_PACKED)
     refuse_unless(fields, head_dim=nomic.spec.keys_of(0).key_size)
     return replace(nomic, attention_bias=False, down_bias=False)
+
+
+def _gguf_fields(meta: Metadata, config: Fields) -> Fields:
+    return encoder_fields(meta, config) | {"hidden_act": "silu"}
 
 
 FAMILIES = encoder_family(
@@ -63,4 +70,7 @@ FAMILIES = encoder_family(
         "mlp.fc12": "mlp.gate_proj",
         "mlp.fc2": "mlp.down_proj",
     },
+    gguf=encoder_gguf(
+        "nomic-bert", ROTATED_NAMES, packed=_PACKED, fields=_gguf_fields, theta=_THETA
+    ),
 )

@@ -7,9 +7,11 @@ from engine_core.models.config_fields import ConfigFields
 from engine_core.models.encoders.encoder_configs import EncoderConfig, TaskAdapters
 from engine_core.models.errors import ModelConfigError
 from engine_core.models.families.encoder_family import encoder_family
-from engine_core.models.families.encoders.bert import read_roberta, roberta_head
+from engine_core.models.families.encoder_gguf import encoder_gguf
+from engine_core.models.families.encoders.bert import BERT_NAMES, read_roberta, roberta_head
 from engine_core.models.rotary_config import read_rotary
 
+_PACKED = "mixer.Wqkv"
 _QKV = ("query", "key", "value")
 _JINA: dict[str, float] = {
     "hidden_size": 1024,
@@ -36,7 +38,7 @@ _RENAMED = {
 
 def _packed(encoder: EncoderConfig) -> EncoderConfig:
     parts = tuple((f"attention.self.{name}", (encoder.spec.hidden_size,)) for name in _QKV)
-    return replace(encoder, interleaved=(InterleavedRows("mixer.Wqkv", 1, parts),))
+    return replace(encoder, interleaved=(InterleavedRows(_PACKED, 1, parts),))
 
 
 def read_jina(fields: ConfigFields) -> EncoderConfig:
@@ -72,11 +74,18 @@ def read_xlm_roberta(fields: ConfigFields) -> EncoderConfig:
     return read_jina(fields.with_defaults({"rope_theta": theta}))
 
 
+_JINA_GGUF = encoder_gguf(
+    "jina-bert-v3",
+    replace(BERT_NAMES, positions=None),
+    packed=_PACKED,
+    theta=_JINA["rope_theta"],
+)
+
 FAMILIES = tuple(
     family
-    for stem, model_type, read in (
-        ("XLMRoberta", "xlm-roberta", read_xlm_roberta),
-        ("JinaEmbeddingsV3", "jina_embeddings_v3", read_jina),
+    for stem, model_type, read, gguf in (
+        ("XLMRoberta", "xlm-roberta", read_xlm_roberta, None),
+        ("JinaEmbeddingsV3", "jina_embeddings_v3", read_jina, _JINA_GGUF),
     )
     for family in encoder_family(
         stem,
@@ -87,5 +96,6 @@ FAMILIES = tuple(
         unused=("pooler.", "lm_head.", "classifier."),
         layers={"encoder.layers.": "encoder.layer.", "layers.": "encoder.layer."},
         renamed=_RENAMED,
+        gguf=gguf,
     )
 )
