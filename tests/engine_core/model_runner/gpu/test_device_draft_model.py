@@ -58,7 +58,7 @@ def test_on_the_real_kernels_all_are_accepted(reference, monkeypatch):
     ops, draft_ops = (TritonOperations(torch.device("cpu")) for _ in range(2))
     runner = drafting_runner(reference, ops=ops, draft_ops=draft_ops, steps=TritonDeviceSteps())
     loop = DraftedLoop(runner, monkeypatch)
-    loop.add("a", [9, 10, 11], SamplingParams(max_tokens=9, temperature=1.0, seed=2))
-    loop.add("b", [12] * 9, SamplingParams(max_tokens=9, temperature=0.0))
+    loop.add("a", [9, 10, 11], SamplingParams(max_tokens=5, temperature=1.0, seed=2))
+    loop.add("b", [12] * 9, SamplingParams(max_tokens=5, temperature=0.0))
     loop.finish()
-    assert loop.num_accepted == loop.num_drafted > 8
+    assert loop.num_accepted == loop.num_drafted > 3
