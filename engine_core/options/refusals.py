@@ -109,11 +109,6 @@ _REFUSED: dict[str, dict[str, str]] = {
         + "name another model",
     },
     "gpu": {
-        **dict.fromkeys(
-            ("--speculative eagle", "--speculative mtp"),
-            "{option} runs on a CPU only; use --speculative draft, ngram or suffix, or run with "
-            "--device cpu",
-        ),
         "--draft-quantization of a CPU": "--draft-quantization "
         "{options.speculation.draft_quantization} runs on a CPU only; omit it, or run with "
         "--device cpu",

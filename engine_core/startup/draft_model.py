@@ -202,7 +202,8 @@ def _check_shapes(
             f"--draft-model {name} was made for {theirs.max_model_len} tokens, requests may have "
             f"{longest}; lower --max-model-len, or name another model"
         )
-    if draft.ops.name != loaded.ops.name:
+    names = [ops.name.removesuffix("-batch-invariant") for ops in (draft.ops, loaded.ops)]
+    if names[0] != names[1]:
         raise ConfigurationError(
             f"--draft-model {name} runs on {draft.ops.name}, the model on {loaded.ops.name}, and "
             "they cannot share a KV cache; give both the same dtype"

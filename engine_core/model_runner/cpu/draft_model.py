@@ -167,8 +167,7 @@ class DraftModel(Drafter):
         return self.model.compute_logits(hidden_RE).float().cpu()
 
     def compute_nothing(self, counts: list[int]) -> None:
-        """Launch what a pass of so many tokens of each of the first rows launches; before the first
-        plan, as it writes to what their tables name."""
+        counts = counts[: len(self.batch.num_tokens)]
         start = np.zeros(len(counts), np.int64)
         self._logits(self._run(np.arange(len(counts)), start, np.array(counts, np.int64)))
 

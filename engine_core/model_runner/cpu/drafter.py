@@ -124,4 +124,13 @@ class Drafter(RowPart, ABC):
         self, plan: SchedulerOutput, inputs: StepInputs, is_sampled: BoolArray
     ) -> DraftTokenIds | None:
         """After a step, whose tokens are in their rows. `is_sampled`: [R] as in the plan's batch,
-        which got any."""
+        which got any. `inputs`: in the order of the step's tokens; on a GPU a sequence with drafts
+        is several of one token each."""
+
+    def keep_states(self) -> None:
+        """Called behind each pass of a GPU's model, inside a captured one, too."""
+
+    @abstractmethod
+    def compute_nothing(self, counts: list[int]) -> None:
+        """Launch what drafts launch behind a step of so many tokens of each of the first rows;
+        before the first plan, as it writes to what their tables name."""

@@ -30,8 +30,14 @@ class HeadDrafter(Drafter):
     """
 
     def __init__(
-        self, config: RunnerConfig, storage: BlockStorage, sampling: DraftSampling
+        self,
+        config: RunnerConfig,
+        storage: BlockStorage,
+        sampling: DraftSampling,
+        *,
+        num_captured_tokens: int = 0,
     ) -> None:
+        """`num_captured_tokens`: most of a pass that is captured once and replayed."""
         super().__init__(sampling)
         assert config.draft is not None and isinstance(config.draft.model, DraftHead)
         self._head = config.draft.model
@@ -39,6 +45,12 @@ class HeadDrafter(Drafter):
         self._target.keep_states(self._head.state_layers)
         self._cache = PagedKVCache(config, storage, config.draft)
         self._last_position = config.max_model_len - 1
+        shape = (num_captured_tokens, config.model.spec.hidden_size)
+        self._kept = [
+            torch.zeros(shape, dtype=config.dtype, device=config.ops.device)
+            for _ in self._head.state_layers
+        ]
+        """[token, E] each: states of passes that are short enough, at one address."""
 
     def propose(
         self, plan: SchedulerOutput, inputs: StepInputs, is_sampled: BoolArray
@@ -46,7 +58,10 @@ class HeadDrafter(Drafter):
         rows_T = np.repeat(inputs.rows_R, np.diff(inputs.query_start_R1))
         # behind a sequence's last token stands any
         next_T = np.minimum(inputs.positions_T + 1, self._last_position)
-        hidden_TE = self._head.combine(self._target.states)
+        states, num_tokens = self._target.states, len(rows_T)
+        if num_tokens <= len(self._kept[0]):
+            states = tuple(kept[:num_tokens] for kept in self._kept)
+        hidden_TE = self._head.combine(states)
         begun = self._remember(
             self.batch.token_ids[rows_T, next_T],
             inputs.positions_T,
@@ -59,9 +74,9 @@ class HeadDrafter(Drafter):
             return None
         rows = plan.batch.rows[places]
         positions = self.batch.num_tokens[rows] - 2
-        index_of = np.argsort(inputs.place_R)[places]
-        first_R = inputs.query_start_R1[index_of]
-        last_R = torch.from_numpy(first_R + positions - inputs.positions_T[first_R])
+        _, index_of = np.unique(inputs.place_R, return_index=True)  # the first of several
+        first_R = inputs.query_start_R1[index_of[places]]
+        last_R = self._cache.sent(first_R + positions - inputs.positions_T[first_R])
         context = self._inputs(rows, positions).context_in(self._cache)
         logits_RV, hidden_RE = self._head.guess([part[last_R] for part in begun], context)
 
@@ -72,13 +87,13 @@ class HeadDrafter(Drafter):
             begun = self._remember(
                 self.batch.token_ids[rows, positions],
                 inputs.positions_T,
-                hidden_RE[torch.from_numpy(is_left)],
+                hidden_RE[self._cache.sent(is_left)],
                 context,
             )
             logits_RV, hidden_RE = self._head.guess(begun, context)
-            return logits_RV
+            return logits_RV.cpu()  # where they are sampled
 
-        drafts = self.sampling.sample(rows, num_wanted[places], logits_RV, go_on)
+        drafts = self.sampling.sample(rows, num_wanted[places], logits_RV.cpu(), go_on)
         return DraftTokenIds([plan.batch.req_ids[place] for place in places.tolist()], drafts)
 
     def _inputs(self, rows: Int64Array, positions: Int64Array) -> StepInputs:
@@ -93,5 +108,30 @@ class HeadDrafter(Drafter):
         hidden_TE: torch.Tensor,
         context: ForwardContext,
     ) -> tuple[torch.Tensor, ...]:
-        token_ids = torch.from_numpy(token_ids_T.astype(np.int64))
-        return self._head.remember(token_ids, torch.from_numpy(positions_T), hidden_TE, context)
+        token_ids, positions = token_ids_T.astype(np.int64), positions_T
+        sent = self._cache.sent
+        return self._head.remember(sent(token_ids), sent(positions), hidden_TE, context)
+
+    def keep_states(self) -> None:
+        for kept, state in zip(self._kept, self._target.states, strict=True):
+            if len(state) <= len(kept):
+                kept[: len(state)] = state
+
+    def compute_nothing(self, counts: list[int]) -> None:
+        number, num_rows = len(counts), len(self.batch.num_tokens)
+        inputs = gather_step_inputs(
+            self.batch,
+            rows=np.arange(number) % num_rows,
+            num_computed=np.zeros(number, np.int32),
+            num_scheduled=np.array(counts, np.int32),
+        )
+        shape = (len(inputs.positions_T), self._target.spec.hidden_size)
+        states = [kept.new_zeros(shape) for kept in self._kept]
+        context = inputs.context_in(self._cache)
+        begun = self._remember(
+            inputs.token_ids_T, inputs.positions_T, self._head.combine(states), context
+        )
+        rows = np.arange(min(number, num_rows))
+        last_R = self._cache.sent(inputs.query_start_R1[1:][rows].astype(np.int64) - 1)
+        context = self._inputs(rows, np.array(counts)[rows] - 1).context_in(self._cache)
+        self._head.guess([part[last_R] for part in begun], context)[0].cpu()

@@ -1,13 +1,15 @@
 """The features of a CPU runner's rows: one that is added stands here, and the runner knows nothing
 of it."""
 
+from collections.abc import Iterable
+
 import torch
 
 from engine_core.model_runner.adapter_rows import AdapterRows
-from engine_core.model_runner.cache import PagedKVCache
+from engine_core.model_runner.cache import BlockStorage, PagedKVCache
 from engine_core.model_runner.config import RunnerConfig
 from engine_core.model_runner.cpu.draft_model import DraftModel
-from engine_core.model_runner.cpu.drafter import DraftSampling
+from engine_core.model_runner.cpu.drafter import Drafter, DraftSampling
 from engine_core.model_runner.cpu.head_drafter import HeadDrafter
 from engine_core.model_runner.cpu.input_batch import CPUInputBatch
 from engine_core.model_runner.cpu.row_processors import RowProcessors
@@ -15,7 +17,7 @@ from engine_core.model_runner.cpu.sampler import CPUSampler
 from engine_core.model_runner.cross_attention_rows import CrossAttentionRows
 from engine_core.model_runner.encoder import EncoderRows
 from engine_core.model_runner.row_features import row_features
-from engine_core.model_runner.row_parts import RowParts
+from engine_core.model_runner.row_parts import RowPart, RowParts
 from engine_core.model_runner.rows import RunnerRows
 from engine_core.model_runner.vocabulary_rows import vocabulary_rows
 from engine_core.models.heads.head import DraftHead
@@ -63,9 +65,22 @@ def cpu_row_parts(
         parts.append(sampler.processors)
     if config.draft is not None:
         sampling = DraftSampling(config, batch, sampler)
-        if isinstance(config.draft.model, DraftHead):
-            parts.append(HeadDrafter(config, cache.storage, sampling))
-        else:
-            adapters = next((part for part in parts if isinstance(part, AdapterRows)), None)
-            parts.append(DraftModel(config, cache.storage, sampling, adapters))
+        parts.append(make_drafter(config, cache.storage, sampling, parts))
     return RowParts(parts)
+
+
+def make_drafter(
+    config: RunnerConfig,
+    storage: BlockStorage,
+    sampling: DraftSampling,
+    parts: Iterable[RowPart],
+    *,
+    num_captured_tokens: int = 0,
+) -> Drafter:
+    """Make the drafter of the config's draft model or head, beside the model's own `parts`.
+    `num_captured_tokens`: see `HeadDrafter`."""
+    assert config.draft is not None
+    if isinstance(config.draft.model, DraftHead):
+        return HeadDrafter(config, storage, sampling, num_captured_tokens=num_captured_tokens)
+    adapters = next((part for part in parts if isinstance(part, AdapterRows)), None)
+    return DraftModel(config, storage, sampling, adapters)

@@ -1,24 +1,26 @@
-"""The device's runner with a small model that makes drafts: rows are kept on the host, too, as
-the drafts' passes are planned there, and one step is in flight at a time."""
+"""The device's runner with a small model or a head that makes drafts: rows are kept on the host,
+too, as the drafts' passes are planned there, and one step is in flight at a time."""
 
 import collections
+import dataclasses
 
 import numpy as np
 import torch
 
-from engine_core.model_runner.adapter_rows import AdapterRows
 from engine_core.model_runner.config import RunnerConfig
-from engine_core.model_runner.cpu.draft_model import DraftModel
 from engine_core.model_runner.cpu.drafter import DraftSampling
 from engine_core.model_runner.cpu.input_batch import (
     CPUInputBatch,
     StepInputs,
-    gather_planned_inputs,
+    gather_step_inputs,
 )
+from engine_core.model_runner.cpu.row_features import make_drafter
 from engine_core.model_runner.cpu.sampler import CPUSampler
 from engine_core.model_runner.gpu.queue import DeviceQueue
+from engine_core.model_runner.gpu.results import HostResults
 from engine_core.model_runner.gpu.runner import GPUModelRunner
-from engine_core.model_runner.gpu.warm_up import steps_of_every_kind
+from engine_core.model_runner.gpu.step import GPUStep
+from engine_core.model_runner.gpu.warm_up import steps_of_every_kind, steps_of_every_size
 from engine_core.model_runner.row_parts import RowParts, StepPart
 from engine_core.model_runner.rows import RunnerRows
 from engine_core.scheduler import ModelRunnerOutput, SchedulerOutput
@@ -46,9 +48,15 @@ class DraftingGPURunner(GPUModelRunner):
         self._host_sampler = CPUSampler(
             TorchOperations(), max_num_rows=config.max_num_seqs, vocab_size=config.vocab_size
         )
-        adapters = next((part for part in self.parts if isinstance(part, AdapterRows)), None)
         sampling = DraftSampling(config, self.host_batch, self._host_sampler)
-        self._drafter = DraftModel(config, self.storage, sampling, adapters)
+        buckets = (*self._buckets.decodes, *self._buckets.mixed)
+        self._drafter = make_drafter(
+            config,
+            self.storage,
+            sampling,
+            self.parts,
+            num_captured_tokens=max((bucket.num_tokens for bucket in buckets), default=0),
+        )
         self._drafters = RowParts([self._drafter])
         self._planned = collections.deque[
             tuple[SchedulerOutput, StepInputs | None, tuple[StepPart, ...]]
@@ -70,8 +78,15 @@ class DraftingGPURunner(GPUModelRunner):
         super().submit(plan)
         inputs: StepInputs | None = None
         parts: tuple[StepPart, ...] = ()
-        if plan.total_num_scheduled_tokens:
-            inputs = gather_planned_inputs(plan, self.host_batch)
+        step = self._in_flight[-1].step
+        if step is not None:  # in whose order hidden states are
+            inputs = gather_step_inputs(
+                self.host_batch,
+                rows=step.rows_R,
+                num_computed=step.num_computed_R.astype(np.int32),
+                num_scheduled=step.num_scheduled_R.astype(np.int32),
+            )
+            inputs = dataclasses.replace(inputs, place_R=step.place_R)
             parts = self._drafters.of_step(plan, inputs)
         for part in parts:
             part.begin()
@@ -101,11 +116,17 @@ class DraftingGPURunner(GPUModelRunner):
             if name in output.failures:
                 continue
             chosen = output.verified_token_ids.get(name, [sampled[place]])
-            token_ids = np.array(chosen, np.int64)
+            room = self.config.max_model_len - self.host_batch.num_tokens[row]
+            token_ids = np.array(chosen, np.int64)[:room]  # the largest dummy steps go beyond
             rows = np.full(len(token_ids), row, np.int64)
             positions = self.host_batch.num_tokens[row] + np.arange(len(token_ids))
             self.host_batch.append_tokens(rows, positions, token_ids)
             self._host_sampler.append_tokens(rows, token_ids)
+
+    def _forward(self, step: GPUStep, results: HostResults | None = None) -> torch.Tensor | None:
+        logits_NV = super()._forward(step, results)
+        self._drafter.keep_states()
+        return logits_NV
 
     def warm_up(self, *, capture_at_start: bool = False) -> None:
         """See `GPUModelRunner.warm_up`."""
@@ -113,7 +134,7 @@ class DraftingGPURunner(GPUModelRunner):
 
         @torch.inference_mode()
         def compute() -> None:
-            for counts in steps_of_every_kind(self.config):
-                self._drafter.compute_nothing(counts[: self.config.max_num_seqs])
+            for counts in steps_of_every_kind(self.config) + steps_of_every_size(self.config):
+                self._drafter.compute_nothing(counts)
 
         self._queue.launch(compute)()

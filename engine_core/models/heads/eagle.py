@@ -110,7 +110,7 @@ class EagleHead(DraftHead):
         return merge(parts)
 
     def _store_offsets(self, offsets: torch.Tensor, _copy: CopyWeight) -> None:
-        self._token_ids += offsets.to(torch.int64)
+        self._token_ids += offsets.to(self._token_ids)
         self._is_part |= bool(offsets.any())
 
     def finish_loading(self) -> None:

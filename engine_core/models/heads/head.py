@@ -44,7 +44,8 @@ class DraftHead(ABC):
         self._vocabulary = vocabulary
         self._embedding_norm = embedding_norm
         self._passes_normed = passes_normed
-        self._tables = [table for table in build.tables.values() if isinstance(table, RotaryTable)]
+        tables = build.tables.values() if build.grows_tables else ()
+        self._tables = [table for table in tables if isinstance(table, RotaryTable)]
         self._num_positions: list[int] = []
         """Positions of each table when the pass was captured."""
         self._heads = self.spec.num_query_heads, self.spec.keys_of(0).key_size

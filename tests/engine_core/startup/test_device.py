@@ -78,8 +78,12 @@ def test_a_gpu_is_taken_where_torch_sees_one_and_a_named_device_as_it_is(monkeyp
         (LLAMA, {"prefix_cache_dir": Path("kept")}, "--prefix-cache-dir keeps blocks of a CPU"),
         (
             LLAMA,
-            {"speculation": SpeculationOptions(speculative="eagle", draft_model="m")},
-            "--speculative eagle runs on a CPU only",
+            {
+                "speculation": SpeculationOptions(
+                    speculative="eagle", draft_model="m", draft_quantization="int8"
+                )
+            },
+            "--draft-quantization int8 runs on a CPU only",
         ),
     ],
 )

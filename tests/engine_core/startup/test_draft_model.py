@@ -12,10 +12,12 @@ from engine_core.errors import ConfigurationError
 from engine_core.model_files import ConfigOnly, open_model_files
 from engine_core.options.engine import EngineOptions
 from engine_core.options.speculation import SpeculationOptions
+from engine_core.startup import draft_model, model
 from engine_core.startup.draft_model import first_layers_config, load_with_draft
 from engine_core.startup.multimodal import with_encoder
 from engine_core.startup.prefix_store import store_key
 from engine_core.startup.resolve import plan_runner
+from kernels.triton.operations import TritonOperations
 from tests.eagle_heads import head_config, head_tensors
 from tests.engine_core.models.qwen_hybrid_cases import reference_model
 from tests.mtp_heads import PublishedMTP
@@ -195,6 +197,18 @@ def test_a_head_has_few_bits_if_asked_to_and_beside_a_model_of_few(
     loaded = load_with_draft(options, ConfigOnly(file), CPU)
     sizes = loaded.draft.ops.weight_packing(torch.float32).bytes_by_format()
     assert heads in max(sizes, key=lambda name: sizes[name])
+
+
+def test_a_head_need_not_be_batch_invariant_on_a_gpu(tmp_path, head, monkeypatch):
+    """As no token depends on it; the model is."""
+    for module, is_invariant in ((model, True), (draft_model, False)):
+        ops = TritonOperations(CPU, batch_invariant=is_invariant)
+        monkeypatch.setattr(module, "select_operations", lambda *_, made=ops, **__: made)
+    file = tmp_path / "shape.json"
+    file.write_text(json.dumps(SHAPE))
+    options = options_for(file, head(**STATES), speculative="eagle")
+    loaded = load_with_draft(options, ConfigOnly(file), CPU)
+    assert loaded.ops.name == f"{loaded.draft.ops.name}-batch-invariant"
 
 
 @pytest.mark.parametrize(
