@@ -163,8 +163,7 @@ class DraftModel(Drafter):
         return hidden_TE[self._cache.sent(last_R)]
 
     def _logits(self, hidden_RE: torch.Tensor) -> torch.Tensor:
-        """Logits on the host, which samples."""
-        return self.model.compute_logits(hidden_RE).float().cpu()
+        return self.model.compute_logits(hidden_RE).float()
 
     def compute_nothing(self, counts: list[int]) -> None:
         counts = counts[: len(self.batch.num_tokens)]

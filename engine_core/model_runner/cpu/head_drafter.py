@@ -91,9 +91,9 @@ class HeadDrafter(Drafter):
                 context,
             )
             logits_RV, hidden_RE = self._head.guess(begun, context)
-            return logits_RV.cpu()  # where they are sampled
+            return logits_RV
 
-        drafts = self.sampling.sample(rows, num_wanted[places], logits_RV.cpu(), go_on)
+        drafts = self.sampling.sample(rows, num_wanted[places], logits_RV, go_on)
         return DraftTokenIds([plan.batch.req_ids[place] for place in places.tolist()], drafts)
 
     def _inputs(self, rows: Int64Array, positions: Int64Array) -> StepInputs:
@@ -134,4 +134,4 @@ class HeadDrafter(Drafter):
         rows = np.arange(min(number, num_rows))
         last_R = self._cache.sent(inputs.query_start_R1[1:][rows].astype(np.int64) - 1)
         context = self._inputs(rows, np.array(counts)[rows] - 1).context_in(self._cache)
-        self._head.guess([part[last_R] for part in begun], context)[0].cpu()
+        self._head.guess([part[last_R] for part in begun], context)

@@ -198,7 +198,8 @@ class CPUSampler:
     ) -> SampledRows:
         """
         Args:
-            logits_RV: float32; may be overwritten.
+            logits_RV: float32; may be overwritten. On another device they are copied to the host
+                unless all that is wanted is the best of each.
             rows: [R], the row of the batch that each row of logits belongs to.
             positions: [R], index in the sequence of the token being chosen.
             drafts_before: by index, drafts that count as the sequence's last tokens before that
@@ -208,8 +209,9 @@ class CPUSampler:
         """
         is_plain = masks is None and self._is_plain[rows].all()
         if is_plain and (self.processors is None or not self.processors.is_changed[rows].any()):
-            best_ids_R, best_R = self._ops.best_of_rows(logits_RV)
+            best_ids_R, best_R = (each.cpu() for each in self._ops.best_of_rows(logits_RV))
             return SampledRows(best_ids_R.numpy(), {}, _not_numbers(logits_RV, best_R))
+        logits_RV = logits_RV.cpu()
         requested = np.flatnonzero(self._num_logprobs[rows] >= 0)
         raw_WV: torch.Tensor | None = None
         if requested.size:

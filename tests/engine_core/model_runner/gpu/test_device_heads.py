@@ -6,7 +6,7 @@ Proves S032, S101, S215, S220, S226: these drafts are verified as all are."""
 import numpy as np
 import pytest
 import torch
-from drafted_loop import MOST, DraftedLoop, answers_of_all
+from drafted_loop import MOST, DraftedLoop, answers_of_all, finish_greedy
 from eagle_runners import eagle_reference
 from fake_device import LateQueue, PaddedOperations
 from runners import load_reference, runner_config, spoiled
@@ -20,11 +20,11 @@ from kernels.torch.operations import TorchOperations
 from kernels.triton.device_steps import TritonDeviceSteps
 from kernels.triton.operations import TritonOperations
 from protocol.sampling import SamplingParams
-from tests.engine_core.models.qwen_hybrid_cases import reference_model
+from tests.engine_core.models import latent_cases, qwen_hybrid_cases
 from tests.kernels.torch_device_steps import TorchDeviceSteps
 from tests.mtp_heads import PublishedMTP
 
-HYBRID = "qwen3.5"
+HYBRID, LATENTS = "qwen3.5", "deepseek-v3, YaRN"
 
 
 def reference_of(name):
@@ -33,7 +33,8 @@ def reference_of(name):
         reference = eagle_reference("llama")
         config, tensors, load = reference.head, reference.head_tensors, load_eagle_head
     else:
-        reference = reference_model(name)
+        cases = qwen_hybrid_cases if name == HYBRID else latent_cases
+        reference = cases.reference_model(name)
         config, load = reference.config.to_dict(), load_mtp_head
         tensors = PublishedMTP(reference).tensors
     return reference, lambda model, ops: load(
@@ -94,8 +95,20 @@ def test_warming_up_and_the_largest_steps_leave_nothing_behind(monkeypatch):
     assert sum(len(drafts) for *_, drafts in loop.drafts) > 5
 
 
+def test_greedy_drafts_bring_no_logits_to_the_host(monkeypatch):
+    """Of each row one token and its logit."""
+    loop = DraftedLoop(runner_of("eagle", PaddedOperations, queue=LateQueue()), monkeypatch)
+    sizes, cpu = [], torch.Tensor.cpu
+    monkeypatch.setattr(
+        torch.Tensor, "cpu", lambda each: (sizes.append(each.numel()), cpu(each))[1]
+    )
+    finish_greedy(loop)
+    assert len(loop.drafts) > 30
+    assert 1 < max(sizes) <= 8
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["eagle", HYBRID])
+@pytest.mark.parametrize("name", ["eagle", HYBRID, LATENTS])
 def test_on_the_real_kernels_drafts_are_the_torch_backends(monkeypatch, name):
     def triton():
         return TritonOperations(torch.device("cpu"))
