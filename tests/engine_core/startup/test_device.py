@@ -41,7 +41,7 @@ class Config:
     """Of `ModelFiles` what says whether a device can run the model."""
 
     name, path, generation_config, weight_files = "tiny", Path("tiny"), {}, ()
-    quantised_types, given_tokenizer = frozenset(), None
+    quantised_types, given_tokenizer, mmproj = frozenset(), None, None
 
     def __init__(self, config):
         self.config = config
