@@ -58,7 +58,12 @@ def runner_of(name, ops, *, num_blocks=150, queue=None, use_graphs=False, steps=
 
 
 @pytest.mark.parametrize(
-    ("name", "num_blocks", "swap"), [("eagle", 24, True), ("eagle", 24, False), (HYBRID, 56, False)]
+    ("name", "num_blocks", "swap"),
+    [
+        ("eagle", 24, False),
+        pytest.param("eagle", 24, True, marks=pytest.mark.slow),
+        (HYBRID, 56, False),
+    ],
 )
 def test_tokens_and_drafts_are_the_cpu_runners(monkeypatch, name, num_blocks, swap):
     """Parameters of all kinds, samples, beams, an abort, prefixes that are found, chunks, and
