@@ -12,7 +12,6 @@ import numpy as np
 
 from engine_core.model_files.errors import BrokenModelFile, UnsupportedModelFile
 from engine_core.model_files.gguf.header import GgufTensor
-from engine_core.models.families.encoder_gguf import RANKER
 from engine_core.models.families.family import Family
 from engine_core.models.families.gguf import Gguf
 from engine_core.models.families.table import GGUF_ARCHITECTURES, family_of_gguf
@@ -204,20 +203,15 @@ def _build_config(meta: GgufMetadata) -> dict[str, Any]:
     return config | _pooling(meta) | gguf.fields(meta, config)
 
 
-_POOLING_TYPES: dict[int, dict[str, str]] = {0: {}} | {
-    number: {"pooling_type": name} for number, name in enumerate(("MEAN", "CLS", "LAST"), 1)
-}
-_RANK = 4
-"""Values of `pooling_type` in llama.cpp; the first, none, says nothing of vectors of texts."""
+_POOLING_TYPES = ("", "MEAN", "CLS", "LAST")
+"""By their numbers in llama.cpp; the first, none, says nothing of vectors of texts."""
 
 
 def _pooling(meta: GgufMetadata) -> dict[str, str]:
     kind = meta.number("pooling_type", 0)
-    if kind == _RANK and RANKER in meta.tensors:
-        return {}
-    if kind not in _POOLING_TYPES:
-        meta.refuse(f"pooling_type {kind}" + f" without {RANKER}" * (kind == _RANK))
-    return _POOLING_TYPES[kind]
+    if kind not in range(len(_POOLING_TYPES)):
+        meta.refuse(f"pooling_type {kind}")
+    return {"pooling_type": _POOLING_TYPES[kind]} if kind else {}
 
 
 def _intermediate_size(meta: GgufMetadata) -> int:

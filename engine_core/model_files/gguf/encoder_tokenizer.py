@@ -4,6 +4,7 @@ Unigram ("t5"), and the tokens around texts and pairs of them."""
 from __future__ import annotations
 
 import base64
+import re
 from collections.abc import Sequence
 from typing import Any
 
@@ -12,7 +13,7 @@ from engine_core.model_files.gguf.config import CONTROL, UNKNOWN, GgufMetadata
 _SPACE = "\N{LOWER ONE EIGHTH BLOCK}"
 _CONTINUES = "##"
 _LONGEST_WORD = 100  # in characters; BERT's own limit
-_LAST_ASCII = "\x7f"
+_CAPITAL = re.compile("[A-Z]")
 
 
 def respell_words(tokens: list[str], types: Sequence[int]) -> list[str]:
@@ -34,14 +35,8 @@ def _respelled(token: str, is_control: bool) -> str:
 def word_pieces_json(meta: GgufMetadata, tokens: list[str]) -> dict[str, Any]:
     """model, normalizer, pre_tokenizer and decoder of the tokenizer.json. `tokens`: as BERT spells
     them. A file that does not say whether case counts is of a model that has no capitals."""
-    types, raw = meta.raw.get("tokenizer.ggml.token_type") or (), meta.raw
-    special = {number for number, kind in enumerate(types) if kind == CONTROL}
-    has_capitals = any(
-        char <= _LAST_ASCII and char.isupper()
-        for number, token in enumerate(tokens)
-        if number not in special and not token.startswith("[")
-        for char in token
-    )
+    raw = meta.raw
+    has_capitals = any(_CAPITAL.search(token) for token in tokens if not token.startswith("["))
     normalizer = {
         "type": "BertNormalizer",
         "clean_text": True,

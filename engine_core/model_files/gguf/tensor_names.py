@@ -19,7 +19,6 @@ _TOP = {
     "token_embd.weight": "model.embed_tokens.weight",
     "output.weight": "lm_head.weight",
 }
-_MAY_BE_A_ROW = ("token_types.weight", "cls.output.weight")
 ROPE_FACTORS = "rope_freqs.weight"
 # precomputed in some old files; everything in it follows from the config
 IGNORED = re.compile(r"blk\.\d+\.attn_rot_embd\.weight")
@@ -64,7 +63,7 @@ class HfTensor:
 def hf_tensor(family: Gguf, gguf_name: str) -> HfTensor | None:
     """The tensor that `gguf_name` becomes, or None where the family has no such tensor."""
     if gguf_name in (top := {**_TOP, **family.top}):
-        return HfTensor(top[gguf_name], "one_row" if gguf_name in _MAY_BE_A_ROW else "none")
+        return HfTensor(top[gguf_name], "one_row" if gguf_name == "token_types.weight" else "none")
     if gguf_name == family.last_norm:
         return HfTensor("model.norm.weight", "subtract_one" if family.norms_plus_one else "none")
     old = _OLD_EXPERT.fullmatch(gguf_name)

@@ -5,9 +5,6 @@ from collections.abc import Callable
 from engine_core.models.encoders.encoder_configs import EncoderNames
 from engine_core.models.families.gguf import Fields, Gguf, Metadata
 
-RANKER = "cls.output.weight"
-"""The tensor of a head for classes, which files of bare encoders lack."""
-
 
 def encoder_fields(meta: Metadata, config: Fields) -> Fields:
     """What encoders' config.json have and decoders' have not. The activation is not in the file:

@@ -14,7 +14,7 @@ from engine_core.models.encoders.encoder_configs import (
 from engine_core.models.errors import ModelConfigError
 from engine_core.models.families.encoder_family import encoder_family
 from engine_core.models.families.encoder_gguf import encoder_gguf
-from engine_core.models.families.gguf import Fields, Metadata, layer_types
+from engine_core.models.families.gguf import Fields, Metadata
 from engine_core.models.rotary_config import read_rotary_by_layer_type
 
 _THETA, _LOCAL_THETA = 160_000.0, 10_000.0
@@ -86,21 +86,18 @@ def modernbert_token_head(fields: ConfigFields) -> HeadConfig:
 
 
 def _gguf_fields(meta: Metadata, config: Fields) -> Fields:
-    types = meta.values("attention.sliding_window_pattern", 3)
     local = float(meta.number("rope.freq_base_swa", _LOCAL_THETA))
     rotary = {
         "full_attention": config["rope_parameters"],
         "sliding_attention": {"rope_type": "default", "rope_theta": local},
     }
-    fields: Fields = {
+    return {
         "norm_eps": config["rms_norm_eps"],
         "hidden_activation": meta.number("hidden_activation", "gelu"),
         "local_attention": int(meta.number("attention.sliding_window")),
+        "global_attn_every_n_layers": int(meta.number("attention.sliding_window_pattern", 3)),
         "rope_parameters": rotary,
     }
-    if isinstance(types, list):
-        return fields | {"layer_types": layer_types(meta, config["num_hidden_layers"], 3)}
-    return fields | {"global_attn_every_n_layers": int(types)}
 
 
 FAMILIES = encoder_family(
