@@ -14,8 +14,8 @@ import torch
 
 ExpertActivation = Literal["silu", "relu2", "swiglu_oai", "gelu_tanh"]
 """What an expert does between its products: silu(gate) * up, relu(up)^2 without a gate,
-(up + 1) * gate * sigmoid(1.702 gate) of gates up to 7 and ups from -7 to 7 (gpt-oss), or, on a CPU
-alone, gelu(gate, tanh approximation) * up."""
+(up + 1) * gate * sigmoid(1.702 gate) of gates up to 7 and ups from -7 to 7 (gpt-oss), or
+gelu(gate, tanh approximation) * up."""
 
 RouterScores = Literal["softmax", "sigmoid"]
 """What a router's logits become: softmax over all experts, or the sigmoid of each."""
@@ -248,7 +248,7 @@ class ExpertRouting:
         top_groups: those with the largest sum of their two best, of softmaxes with the largest one
             (arXiv:2412.19437, 2405.04434).
         scale: on weights, last.
-        scale_X: float32, on weights of each expert. On a CPU alone.
+        scale_X: float32, on weights of each expert.
         weights_dtype: what they are rounded to: float32 (Mixtral), the model's (Qwen3-MoE).
         first_expert: of those whose weights are here; the others add nothing. On a CPU alone.
     """

@@ -26,28 +26,31 @@ _BLOCK_F_OF_ROWS = 4096
 
 
 @triton.jit
+def _logit(gate, IS_GELU: tl.constexpr):
+    """What `gate` is multiplied with the logistic function of: itself, or GELU's polynomial."""
+    if IS_GELU:
+        return 1.5957691216057308 * (gate + 0.044715 * gate * gate * gate)  # of 2 * sqrt(2 / pi)
+    return gate
+
+
+@triton.jit
 def _gated(row_ptr, column_F, is_inside_F, F: tl.constexpr, IS_GELU: tl.constexpr):
     """`activation(gate) * up` [BLOCK_F], both rounded to the dtype of the row as torch does."""
     dtype: tl.constexpr = row_ptr.dtype.element_ty
     gate_F = tl.load(row_ptr + column_F, mask=is_inside_F, other=0.0).to(tl.float32)
     up_F = tl.load(row_ptr + F + column_F, mask=is_inside_F, other=0.0).to(tl.float32)
-    if IS_GELU:
-        # 2 * sqrt(2 / pi) * (x + 0.044715 x^3)
-        inner_F = 1.5957691216057308 * (gate_F + 0.044715 * gate_F * gate_F * gate_F)
-    else:
-        inner_F = gate_F
-    active_F = (gate_F / (1.0 + tl.exp(-inner_F))).to(dtype).to(tl.float32)
+    active_F = (gate_F / (1.0 + tl.exp(-_logit(gate_F, IS_GELU)))).to(dtype).to(tl.float32)
     return (active_F * up_F).to(dtype)
 
 
 @triton.jit
-def gated_expert(gate, up, CLAMPED: tl.constexpr):
-    """silu(gate) * up in float32; CLAMPED: swiglu_oai of `ExpertActivation` in its place."""
+def gated_expert(gate, up, CLAMPED: tl.constexpr, IS_GELU: tl.constexpr):
+    """silu(gate) * up, or GELU's, in float32; CLAMPED: swiglu_oai of `ExpertActivation`."""
     if CLAMPED:
         gate = tl.minimum(gate, 7.0)
         up = tl.minimum(tl.maximum(up, -7.0), 7.0)
         return gate / (1.0 + tl.exp(-1.702 * gate)) * (up + 1.0)
-    return gate / (1.0 + tl.exp(-gate)) * up
+    return gate / (1.0 + tl.exp(-_logit(gate, IS_GELU))) * up
 
 
 @triton.jit

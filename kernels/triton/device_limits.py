@@ -4,8 +4,8 @@ import functools
 
 import torch
 
-LARGEST_HEAD = 256
-"""Elements of a head of keys: tiles of more would not fit in shared memory."""
+LARGEST_HEAD = 512
+"""Elements of a head of keys: tiles of more would fit neither in registers nor in shared memory."""
 HOPPER_SHARED_BYTES = 227 * 1024
 SHORT_SHARED_BYTES = 160 * 1024
 """Devices below it (sm_86, 89, 120) give a thread block 99 KiB; sm_80 gives 163, the others 227."""

@@ -8,7 +8,7 @@ import torch
 from kernels.interface.operations import AttentionParams
 from kernels.triton.attention.work import AttentionWork
 from kernels.triton.bound_launch import Launch
-from kernels.triton.device_limits import dependent_launch
+from kernels.triton.device_limits import LARGEST_HEAD, dependent_launch
 from kernels.triton.tensor_checks import check_tensor
 
 _LOG2_E = 1.4426950408889634
@@ -96,10 +96,10 @@ class AttentionCall(NamedTuple):
                 f" for {work.num_query_heads} and {work.num_kv_heads}; use the workspace of this"
                 " layer"
             )
-        if q_THD.shape[2] != head_size or head_size > 256:
+        if q_THD.shape[2] != head_size or head_size > LARGEST_HEAD:
             raise ValueError(
                 f"head size {q_THD.shape[2]} of q, {head_size} of the cache; they must be equal and"
-                " at most 256"
+                f" at most {LARGEST_HEAD}"
             )
         if block_size & (block_size - 1):
             raise ValueError(

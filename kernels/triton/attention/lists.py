@@ -16,16 +16,12 @@ MOST_SPLITS = 64
 `split_bound`."""
 KEY_TILE = 128
 """Splits of tiles begin at multiples of the most keys that a prefill multiplies at once."""
-TILE_ROWS = 128
-"""Rows of a prefill tile: query tokens times query heads of a key/value head."""
-SPLIT_PROGRAMS = 2 * MOST_SPLIT_ROWS // TILE_ROWS
+SPLIT_PROGRAMS = MOST_SPLIT_ROWS // 64
 """Tiles x splits x key/value heads of one prefill at most: about a GPU's multiprocessors."""
 SHORTEST_TILE_SPLIT = LONG_SEQUENCE
 """Keys; fewer are not worth the joining."""
 MOST_SPLIT_PREFILLS = 16
 """Of one launch: scratch is for so many. More take more launches, and no other bits."""
-MOST_DECODE_ROWS = 64
-"""Of a decode tile: more rows would not fit in the registers of its four warps."""
 ENTRY = 8
 """int32 of an entry. Keys are positions of the sequence; tokens are rows of q.
 
@@ -71,9 +67,20 @@ def tile_split_length(num_tiles: int, span: int, num_kv_heads: int) -> int:
     return max(SHORTEST_TILE_SPLIT, -(-span // most // KEY_TILE) * KEY_TILE)
 
 
-def queries_per_tile(group_size: int) -> int:
+def tile_rows(head_size: int) -> int:
+    """Rows of a prefill tile: query tokens times query heads of a key/value head. Results of more
+    would not fit in the registers of its eight warps."""
+    return 128 if head_size <= 256 else 64
+
+
+def most_decode_rows(head_size: int) -> int:
+    """Most rows of a decode tile: it has half of the warps of a prefill tile."""
+    return tile_rows(head_size) // 2
+
+
+def queries_per_tile(group_size: int, head_size: int) -> int:
     """Query tokens of a prefill tile at `group_size` query heads a key/value head."""
-    return TILE_ROWS // group_size
+    return tile_rows(head_size) // group_size
 
 
 def reference_splits(

@@ -5,7 +5,7 @@ import torch
 from kernels.interface.operations import AttentionMetadata, AttentionPlanner, AttentionSpec
 from kernels.triton.attention import decode as attention_decode
 from kernels.triton.attention.latent import limits_of
-from kernels.triton.attention.lists import MOST_DECODE_ROWS, TILE_ROWS
+from kernels.triton.attention.lists import most_decode_rows, tile_rows
 from kernels.triton.attention.work import AttentionWork, AttentionWorkspace, WorkLimits
 from kernels.triton.device_limits import LARGEST_HEAD, SHORT_SHARED_BYTES, shared_memory
 
@@ -59,7 +59,9 @@ class TritonAttentionPlanner(AttentionPlanner):
         is_latent = spec.value_size is not None
         group_size = spec.num_query_heads // spec.num_kv_heads
         only_tiles |= spec.bidirectional
-        self._only_tiles = only_tiles or (group_size > MOST_DECODE_ROWS and not is_latent)
+        self._only_tiles = only_tiles or (
+            group_size > most_decode_rows(spec.head_size) and not is_latent
+        )
         limits = (
             limits_of(spec, device, only_tiles=only_tiles)
             if is_latent
@@ -129,7 +131,7 @@ def programs_a_multiprocessor(spec: AttentionSpec) -> int:
         return 2
     if spec.kv_dtype == torch.float8_e4m3fn:
         return 3 if spec.head_size <= 64 else 2
-    return 4 if spec.head_size <= 128 else 3
+    return 4 if spec.head_size <= 128 else 3 if spec.head_size <= 256 else 2
 
 
 def _num_programs(device: torch.device, a_multiprocessor: int) -> int:
@@ -142,10 +144,11 @@ def _num_programs(device: torch.device, a_multiprocessor: int) -> int:
 
 def _check(spec: AttentionSpec) -> None:
     head_size, block_size = spec.head_size, spec.block_size
-    if spec.num_query_heads > TILE_ROWS * spec.num_kv_heads:
+    limit = tile_rows(head_size) if spec.value_size is None else 128
+    if spec.num_query_heads > limit * spec.num_kv_heads:
         raise ValueError(
             f"{spec.num_query_heads} query heads over {spec.num_kv_heads} key/value heads: the "
-            f"limit is {TILE_ROWS} query heads a key/value head; run this model with --device cpu"
+            f"limit is {limit} query heads a key/value head; run this model with --device cpu"
         )
     if head_size > LARGEST_HEAD and spec.value_size is None:
         raise ValueError(

@@ -13,7 +13,7 @@ import triton
 import triton.language as tl
 
 from kernels.triton.attention.call import AttentionCall
-from kernels.triton.attention.lists import KEY_TILE, MOST_SPLIT_PREFILLS, TILE_ROWS
+from kernels.triton.attention.lists import KEY_TILE, MOST_SPLIT_PREFILLS, tile_rows
 from kernels.triton.attention.reduce import all_arrived, join_splits
 from kernels.triton.attention.tile import attend_tile
 from kernels.triton.bound_launch import BoundLaunches, Launch
@@ -248,7 +248,7 @@ def configuration(
         "G": group_size,
         "D": head_size,
         "D_PAD": padded,
-        "BLOCK_M": TILE_ROWS,
+        "BLOCK_M": tile_rows(head_size),
         "BLOCK_N": block_n,
         "SLOTS": tile_slots,
         "SPLITS_PAD": triton.next_power_of_2(tile_slots) if tile_slots else 0,
@@ -273,4 +273,4 @@ def key_tile(padded_head_size: int, kv_bytes: int, shared_bytes: int) -> tuple[i
         return (32 if is_short and kv_bytes == 1 and padded_head_size == 128 else 64), 5
     if is_short and kv_bytes == 2:
         return 16, 3
-    return 16 * kv_bytes, 5
+    return (16 if padded_head_size > 256 else 16 * kv_bytes), 5

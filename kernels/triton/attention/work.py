@@ -10,17 +10,17 @@ import torch
 from kernels.triton.attention.lists import (
     ENTRY,
     KEY_TILE,
-    MOST_DECODE_ROWS,
     MOST_SPLIT_PREFILLS,
     MOST_SPLITS,
     SHORT_SPAN,
     SHORTEST_SPLIT,
     SHORTEST_TILE_SPLIT,
     SPLIT_PROGRAMS,
-    TILE_ROWS,
     list_work_kernel,
+    most_decode_rows,
     queries_per_tile,
     split_bound,
+    tile_rows,
 )
 from kernels.triton.device_limits import dependent_launch
 
@@ -120,10 +120,10 @@ class WorkLimits:
                 f"{self.num_query_heads} query heads over {self.num_kv_heads} key/value heads: the "
                 "first must be a multiple of the second"
             )
-        if self.decode_rows > MOST_DECODE_ROWS:
+        if self.decode_rows > (limit := most_decode_rows(self.head_size)):
             raise ValueError(
                 f"{self.max_decode_queries} query tokens a decode are {self.decode_rows} rows, the "
-                f"limit is {MOST_DECODE_ROWS}; plan such requests as prefills"
+                f"limit is {limit}; plan such requests as prefills"
             )
 
     @property
@@ -132,7 +132,7 @@ class WorkLimits:
 
     @property
     def tile_queries(self) -> int:
-        return queries_per_tile(self.num_query_heads // self.num_kv_heads)
+        return queries_per_tile(self.num_query_heads // self.num_kv_heads, self.head_size)
 
     @property
     def split_bound(self) -> int:
@@ -156,7 +156,7 @@ class WorkLimits:
         if self.max_decode_queries:
             decodes = self.max_requests * self.split_bound * self.decode_rows * self.num_kv_heads
         tiles = self.num_split_prefills * self.tile_slots * self.num_kv_heads
-        return max(decodes, tiles * TILE_ROWS)
+        return max(decodes, tiles * tile_rows(self.head_size))
 
 
 class AttentionWorkspace:

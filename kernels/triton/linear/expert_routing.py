@@ -76,6 +76,7 @@ def route_kernel(
     logits_ptr,  # [T, X], rows `logits_stride` apart
     slots_ptr,  # int64 [T], read if HAS_SLOTS
     bias_ptr,  # float32 [X], read if HAS_BIAS
+    scales_ptr,  # float32 [X], read if HAS_SCALES
     ids_ptr,  # int32 [T, A]
     weights_ptr,  # float [T, A]
     num_tokens,
@@ -87,6 +88,7 @@ def route_kernel(
     RENORMALISE: tl.constexpr,
     BY_SIGMOID: tl.constexpr,
     HAS_BIAS: tl.constexpr,
+    HAS_SCALES: tl.constexpr,
     NUM_GROUPS: tl.constexpr,
     G_PAD: tl.constexpr,
     TOP_GROUPS: tl.constexpr,
@@ -152,6 +154,8 @@ def route_kernel(
         left_TX = tl.where(is_best_TX, -2.0e30, left_TX)
     if RENORMALISE:
         weights_TA = weights_TA / (tl.sum(weights_TA, axis=1) + EPSILON)[:, None]
+    if HAS_SCALES:
+        weights_TA *= tl.load(scales_ptr + ids_TA)
     weights_TA *= SCALE
     if HAS_SLOTS:
         slot_T = tl.load(slots_ptr + token_T, mask=valid_T, other=-1)
@@ -239,7 +243,8 @@ def route(
 
         p = softmax(logits) in float32, or sigmoids;  c = p + bias, of the best groups
         ids = the top_k largest c, falling, lowest id first in a tie
-        weights = p[ids], divided by their sum + epsilon if `renormalise`, times scale; then rounded
+        weights = p[ids], divided by their sum + epsilon if `renormalise`, times scale_X[ids] if
+                  given, times scale; then rounded
 
     Mixtral (Jiang et al., 2024): softmax, renormalise, float32. Qwen3-MoE: renormalise as its
     `norm_topk_prob` says, weights rounded to the dtype of the logits. DeepSeek-V3
@@ -256,9 +261,11 @@ def route(
     num_tokens, num_experts = router_logits_TX.shape
     _check_experts(num_experts)
     routing.check(num_experts)
-    device, top_k, bias_X = router_logits_TX.device, routing.top_k, routing.bias_X
-    if bias_X is not None:
-        check_tensor("bias_X", bias_X, (num_experts,), torch.float32, device)
+    device, top_k = router_logits_TX.device, routing.top_k
+    bias_X, scale_X = routing.bias_X, routing.scale_X
+    for name, numbers_X in (("bias_X", bias_X), ("scale_X", scale_X)):
+        if numbers_X is not None:
+            check_tensor(name, numbers_X, (num_experts,), torch.float32, device)
     if slot_mapping_T is not None:
         check_tensor("slot_mapping_T", slot_mapping_T, (num_tokens,), torch.int64, device)
     ids_TA = torch.empty(num_tokens, top_k, dtype=torch.int32, device=device)
@@ -269,6 +276,7 @@ def route(
             router_logits_TX,
             ids_TA if slot_mapping_T is None else slot_mapping_T,
             weights_TA if bias_X is None else bias_X,
+            weights_TA if scale_X is None else scale_X,
             ids_TA,
             weights_TA,
             num_tokens,
@@ -346,6 +354,7 @@ def route_constants(
         "RENORMALISE": routing.renormalise,
         "BY_SIGMOID": routing.scores == "sigmoid",
         "HAS_BIAS": routing.bias_X is not None,
+        "HAS_SCALES": routing.scale_X is not None,
         "NUM_GROUPS": routing.num_groups,
         "G_PAD": triton.next_power_of_2(routing.num_groups),
         "TOP_GROUPS": routing.top_groups,

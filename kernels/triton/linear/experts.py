@@ -117,6 +117,7 @@ def grouped_product_kernel(
     GATED: tl.constexpr,
     SQUARED: tl.constexpr,
     CLAMPED: tl.constexpr,
+    IS_GELU: tl.constexpr,
     HAS_BIAS: tl.constexpr,
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
@@ -158,7 +159,7 @@ def grouped_product_kernel(
             if GATED:
                 up_MN += tl.load(bias_N + N, mask=n_N < N, other=0.0).to(tl.float32)[None, :]
         if GATED:
-            acc_MN = gated_expert(acc_MN, up_MN, CLAMPED)
+            acc_MN = gated_expert(acc_MN, up_MN, CLAMPED, IS_GELU)
         if SQUARED:
             acc_MN = tl.maximum(acc_MN, 0.0) * acc_MN  # relu(up)^2
         out_MN = out_ptr + pair_M[:, None] * N + n_N[None, :]
@@ -216,11 +217,6 @@ def mixture_of_experts(
             f"router logits are {tuple(router_logits_TX.shape)}; "
             f"give {(num_tokens, num_experts)}, tokens by experts"
         )
-    if routing.scale_X is not None or experts.activation == "gelu_tanh":
-        raise ValueError(
-            "experts with GELU, or with factors on their weights, run on a CPU only; use "
-            "--device cpu"
-        )
     if tile_rows is None:
         tile_rows = choose_tile_rows(num_tokens, top_k, num_experts, x_TE.dtype)
     ids_TA, weights_TA = route(router_logits_TX, routing, slot_mapping_T)
@@ -241,8 +237,8 @@ def grouped_linear(
 ) -> torch.Tensor:
     """Each pair's row times its expert's weights: `out[p] = W[expert of p] a[p // pairs_a_row]`.
 
-    With silu, W holds gate's and up's outputs and `out = silu(gate) * up`, half as wide; with relu2
-    `out` is relu(out)^2.
+    With silu, W holds gate's and up's outputs and `out = silu(gate) * up`, half as wide, with
+    gelu_tanh GELU's; with relu2 `out` is relu(out)^2.
     Returns out_PN in the dtype of a, in the order of pairs.
 
     Args:
@@ -281,6 +277,7 @@ def grouped_linear(
             GATED=gated,
             SQUARED=activation == "relu2",
             CLAMPED=activation == "swiglu_oai",
+            IS_GELU=activation == "gelu_tanh",
             HAS_BIAS=bias_XN is not None,
             **constants,
             **launch,

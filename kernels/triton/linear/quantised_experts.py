@@ -24,7 +24,7 @@ from kernels.triton.linear.quantised_weights import QuantisedWeight
 from kernels.triton.tensor_checks import FLOATS, check_tensor
 
 ExpertStack = QuantisedWeight | Float8Weight
-GATED = ("silu", "swiglu_oai")
+GATED = ("silu", "swiglu_oai", "gelu_tanh")
 """Activations of experts with a gate."""
 
 
@@ -104,6 +104,7 @@ def grouped_quantised_kernel(
     GATED: tl.constexpr,
     SQUARED: tl.constexpr,
     CLAMPED: tl.constexpr,
+    IS_GELU: tl.constexpr,
     HAS_BIAS: tl.constexpr,
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
@@ -168,7 +169,7 @@ def grouped_quantised_kernel(
             if GATED:
                 up_NM += tl.load(bias_ptr + up_N, mask=n_N < N, other=0.0).to(tl.float32)[:, None]
         if GATED:
-            acc_NM = gated_expert(acc_NM, up_NM, CLAMPED)
+            acc_NM = gated_expert(acc_NM, up_NM, CLAMPED, IS_GELU)
         if SQUARED:
             acc_NM = tl.maximum(acc_NM, 0.0) * acc_NM  # relu(up)^2
         out_NM = out_ptr + pair_M[None, :] * N + n_N[:, None]
@@ -258,6 +259,7 @@ def grouped_configuration(
         "GATED": activation in GATED,
         "SQUARED": activation == "relu2",
         "CLAMPED": activation == "swiglu_oai",
+        "IS_GELU": activation == "gelu_tanh",
         "HAS_BIAS": False,
         "BLOCK_M": tile_rows,
         "BLOCK_N": BLOCK_N,

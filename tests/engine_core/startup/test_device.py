@@ -73,7 +73,7 @@ def test_a_gpu_is_taken_where_torch_sees_one_and_a_named_device_as_it_is(monkeyp
             "T5ForConditionalGeneration is an encoder-decoder model",
         ),
         ({"architectures": ["MPNetModel"]}, {}, "MPNetModel has a learned bias of distances"),
-        (LLAMA | {"head_dim": 320}, {}, "heads of 320 elements, a GPU takes at most 256"),
+        (LLAMA | {"head_dim": 640}, {}, "heads of 640 elements, a GPU takes at most 512"),
         (LLAMA, {"block_size": 24}, "--block-size is 24; on a GPU it must be a power of two"),
         (LLAMA, {"prefix_cache_dir": Path("kept")}, "--prefix-cache-dir keeps blocks of a CPU"),
         (

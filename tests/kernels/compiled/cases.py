@@ -219,6 +219,8 @@ SERVED_HEADS = (  # name, dtype, K, G, D, S, cache dtype
     ("fp8 G=4 D=128 S=16", BF16, 8, 4, 128, 16, FP8),
     ("fp8 G=3 D=64 S=16", BF16, 8, 3, 64, 16, FP8),
     ("fp8 G=2 D=256 S=16", BF16, 8, 2, 256, 16, FP8),
+    ("bf16 G=8 D=512 S=16", BF16, 2, 8, 512, 16, BF16),
+    ("fp8 G=8 D=512 S=16", BF16, 2, 8, 512, 16, FP8),
     ("fp16 G=4 D=128 S=128", FP16, 8, 4, 128, 128, FP16),
     ("fp16 G=4 D=128 S=16 of fp8", FP16, 8, 4, 128, 16, FP8),
     ("fp32 G=3 D=64 S=16", FP32, 8, 3, 64, 16, FP32),
@@ -322,6 +324,13 @@ def latent_attention(shared_bytes: int) -> Iterator[KernelVariant]:
             )
 
 
+LONG_SPILL_BYTES = 1536
+LONG_SPILL = (
+    "float8 keys of 512 elements become 16-bit ones in registers, beside results that fill them; "
+    "of 16 and 32 keys, 4 to 16 warps this spills least"
+)
+
+
 def prefill_attention(shared_bytes: int) -> Iterator[KernelVariant]:
     """Heads served, and the options."""
     cases: list[tuple[tuple[Any, ...], str]] = [(heads, "") for heads in SERVED_HEADS]
@@ -333,6 +342,7 @@ def prefill_attention(shared_bytes: int) -> Iterator[KernelVariant]:
         (("bf16 G=4 D=128 S=16 splits", BF16, 8, 4, 128, 16, BF16), ""),
         (("bf16 G=3 D=64 S=16 splits", BF16, 3, 3, 64, 16, BF16), ""),
         (("bf16 G=2 D=256 S=16 splits", BF16, 8, 2, 256, 16, BF16), ""),
+        (("bf16 G=8 D=512 S=16 splits", BF16, 2, 8, 512, 16, BF16), ""),
         (("fp8 G=4 D=128 S=16 splits", BF16, 8, 4, 128, 16, FP8), ""),
         (("bf16 G=8 D=64 S=16 splits window sinks", BF16, 8, 8, 64, 16, BF16), "WINDOW SINKS"),
         (("fp32 G=3 D=64 S=16 splits", FP32, 8, 3, 64, 16, FP32), ""),
@@ -350,6 +360,8 @@ def prefill_attention(shared_bytes: int) -> Iterator[KernelVariant]:
             spills = {"max_spill_bytes": WIDE_SPILL_BYTES, "spill_reason": WIDE_SPILL}
         elif kv_dtype == FP8:
             spills = {"max_spill_bytes": EDGE_SPILL_BYTES, "spill_reason": EDGE_SPILL}
+            if head_size > 256:
+                spills = {"max_spill_bytes": LONG_SPILL_BYTES, "spill_reason": LONG_SPILL}
         constants, launch = attention_prefill.configuration(
             group_size=group,
             head_size=head_size,
@@ -534,12 +546,16 @@ def expert_products() -> Iterator[KernelVariant]:
     kinds = [(dtype, rows) for dtype in (BF16, FP16) for rows in (16, 64, 128)]
     kinds += [(FP32, 16)]
     plain = [(*kind, gated, False) for kind in kinds for gated in (True, False)]
-    for dtype, tile_rows, gated, biased in [*plain, (BF16, 64, True, True)]:
+    kinds = [*plain, (BF16, 64, True, True)]
+    for (dtype, tile_rows, gated, biased), is_gelu in [
+        *((kind, False) for kind in kinds),
+        *(((BF16, rows, True, False), True) for rows in (16, 64, 128)),
+    ]:
         num_outputs, num_inputs = (768, 2048) if gated else (2048, 768)
         constants, launch = moe_linear.configuration(tile_rows, dtype, gated)
         yield KernelVariant(
             name=f"{'gate_up' if gated else 'down'} {_name(dtype)} tiles of {tile_rows}"
-            f"{', biases' * biased}",
+            f"{', biases' * biased}{', gelu' * is_gelu}",
             kernel=moe_linear.grouped_product_kernel,
             arguments=_pointers(INT32, "sorted tile_expert tile_start tile_stop")
             | _pointers(dtype, "a w out")
@@ -547,6 +563,7 @@ def expert_products() -> Iterator[KernelVariant]:
             | {"max_tiles": 152, "a_stride": num_inputs},
             constants={"N": num_outputs, "K": num_inputs, "PAIRS_A_ROW": 8 if gated else 1}
             | {"GATED": gated, "SQUARED": not gated, "CLAMPED": biased, "HAS_BIAS": biased}
+            | {"IS_GELU": is_gelu}
             | constants,
             needs_wgmma=tile_rows >= 64,
             **launch,
@@ -610,11 +627,16 @@ _EXPERT_LAYOUTS = ("Q4_K", "int4 groups of 128", "Q6_K", "float8 groups of 128",
 
 
 def expert_routing() -> Iterator[KernelVariant]:
-    """Routing of Mixtral, Qwen3-MoE and DeepSeek-V3, and sorting for them."""
+    """Routing of Mixtral, Qwen3-MoE, Gemma 4 and DeepSeek-V3, and sorting for them."""
     kinds = ((BF16, FP32), (FP32, FP32), (BF16, BF16), (FP16, FP16))
     for name, num_experts, routing in (
         ("Mixtral", 8, ExpertRouting(top_k=2, renormalise=True)),
         ("Qwen3-MoE", 128, ExpertRouting(top_k=8, renormalise=True)),
+        (
+            "Gemma 4",
+            128,
+            ExpertRouting(top_k=8, renormalise=True, scale_X=torch.empty(128, device="meta")),
+        ),
         (
             "DeepSeek-V3",
             256,
@@ -634,8 +656,8 @@ def expert_routing() -> Iterator[KernelVariant]:
             yield KernelVariant(
                 name=f"route {name} {_name(dtype)}{', rounded' * (weights != FP32)}",
                 kernel=moe_routing.route_kernel,
-                arguments={"logits_ptr": dtype, "slots_ptr": INT64, "bias_ptr": FP32}
-                | {"ids_ptr": INT32, "weights_ptr": weights}
+                arguments={"logits_ptr": dtype, "slots_ptr": INT64}
+                | {"bias_ptr": FP32, "scales_ptr": FP32, "ids_ptr": INT32, "weights_ptr": weights}
                 | {"num_tokens": 64, "logits_stride": num_experts},
                 constants=moe_routing.route_constants(num_experts, routing, has_slots=True),
             )
@@ -808,6 +830,7 @@ def rotary_and_cache() -> Iterator[KernelVariant]:
     strides += [f"{part}_stride_{axis}" for part in "kv" for axis in "bhs"]
     for name, (H, K, D, rotary_size, S, has_norm, has_rope), cache, dtype in (
         ("Gemma-3n-E4B", (8, 2, 256, 256, 16, True, True), BF16, BF16),
+        ("Gemma-4-E4B", (8, 2, 512, 512, 16, True, True), BF16, BF16),
         ("Llama-3.1-8B", (32, 8, 128, 128, 16, False, True), BF16, BF16),
         ("Llama-3.1-8B fp8", (32, 8, 128, 128, 16, False, True), FP8, BF16),
         ("DeepSeek-V3", (128, 1, 576, 64, 16, False, True), BF16, BF16),
@@ -830,12 +853,12 @@ def rotary_and_cache() -> Iterator[KernelVariant]:
             | _pointers(INT64, "slots positions")
             | {"angles_ptr": dtype if has_rope else INT64}
             | _pointers(dtype if has_norm else INT64, "q_weight k_weight")
-            | _pointers(dtype if "3n" in name else INT64, "v_weight")
+            | _pointers(dtype if "E4B" in name else INT64, "v_weight")
             | {"norm_eps": 1e-6}
             | dict.fromkeys(strides, 16 * D),
             constants=rotary_cache.constants_of(H, K, D, rotary_size)
             | {"S": S, "HAS_ROPE": has_rope, "HAS_Q_NORM": has_norm, "HAS_K_NORM": has_norm}
-            | {"HAS_V_NORM": "3n" in name, "PDL": True},
+            | {"HAS_V_NORM": "E4B" in name, "PDL": True},
             num_warps=rotary_cache.num_warps_of(rotary_size),
         )
 

@@ -20,6 +20,7 @@ from tests.kernels.compiled.table import (
 )
 
 WIDEST = ("prefill bf16 G=2 D=256 S=16", "decode bf16 G=2 D=256 S=16")
+WIDEST += ("prefill bf16 G=8 D=512 S=16", "decode bf16 G=8 D=512 S=16")
 TABLE = Path(__file__).parents[3] / "docs" / "benchmarks" / "kernels_sm90.json"
 OTHER_GPUS = TABLE.with_name("kernels_other_gpus.json")
 

@@ -181,7 +181,7 @@ def test_experts():
     ("options", "heads", "head_size", "words"),
     [
         ({"block_size": 24}, (4, 2), 8, "block size 24 is not a power of two; choose --block-size"),
-        ({}, (4, 2), 320, "heads of 320 elements, the limit is 256"),
+        ({}, (4, 2), 640, "heads of 640 elements, the limit is 512"),
         ({}, (130, 1), 8, "130 query heads over 1 .* limit is 128"),
         ({}, (5, 2), 8, "must be a multiple"),
         ({"dtype": torch.float64}, (4, 2), 8, "float64 .* choose --dtype"),

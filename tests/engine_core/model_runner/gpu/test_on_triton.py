@@ -1,5 +1,5 @@
 """The device runner on the real kernels, interpreted, against the CPU's runner: a few steps. Models
-with norms of q and k and two groups of layers, and with experts."""
+with norms of q and k and two groups of layers, with experts, and Gemma 4."""
 
 import dataclasses
 
@@ -16,6 +16,7 @@ from kernels.torch.operations import TorchOperations
 from kernels.triton.device_steps import TritonDeviceSteps
 from kernels.triton.operations import TritonOperations
 from protocol.sampling import SamplingParams
+from tests.engine_core.models.decoder_cases import gemma4
 
 pytestmark = pytest.mark.slow
 
@@ -47,6 +48,23 @@ CONFIGS = {
         moe_intermediate_size=20,
         norm_topk_prob=True,
         decoder_sparse_step=2,
+    ),
+    "gemma4, experts": gemma4(
+        num_hidden_layers=2,
+        layer_types=["sliding_attention", "full_attention"],
+        global_head_dim=320,
+        attention_k_eq_v=True,
+        num_global_key_value_heads=1,
+        enable_moe_block=True,
+        num_experts=5,
+        top_k_experts=2,
+        moe_intermediate_size=22,
+    ),
+    "gemma4, embeddings per layer": gemma4(
+        num_hidden_layers=4,
+        num_kv_shared_layers=2,
+        hidden_size_per_layer_input=10,
+        vocab_size_per_layer_input=131,
     ),
 }
 
@@ -91,6 +109,9 @@ def test_experts_in_flight_give_the_tokens_of_the_cpu(make_device_runner, make_r
     assert tokens == one_at_a_time(make_runner(), names, 5).tokens
 
 
+@pytest.mark.parametrize(
+    "reference", ["two groups", "experts", "gemma4, embeddings per layer"], indirect=True
+)
 def test_graphs_of_decodes_and_mixed_steps_give_the_tokens_of_the_cpu(triton_runner, make_runner):
     names = ["greedy", "truncated", "random"]
     expected = one_at_a_time(make_runner(), names, 4)
@@ -129,7 +150,7 @@ def run_launched(runner):
 
 @pytest.mark.parametrize(
     ("reference", "batch_invariant"),
-    [("two groups", False), ("experts", True)],
+    [("two groups", False), ("experts", True), ("gemma4, experts", False)],
     indirect=["reference"],
 )
 def test_the_last_rows_of_a_launched_step_give_the_tokens_of_the_cpu(

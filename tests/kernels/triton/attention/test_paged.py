@@ -161,7 +161,7 @@ def test_every_group_size_gives_the_reference(heads):
     check(make_step(DECODES[1:5], PREFILLS[2:], heads=heads, head_size=16))
 
 
-@pytest.mark.parametrize("head_size", [64, 80, 96, 128, 256])
+@pytest.mark.parametrize("head_size", [64, 80, 96, 128, 256, 320, 512])
 def test_every_head_size_gives_the_reference(head_size):
     check(make_step(DECODES[2:5], PREFILLS[2:], head_size=head_size))
 

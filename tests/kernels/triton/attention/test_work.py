@@ -125,7 +125,7 @@ def test_tiles_are_as_defined(group_size):
     expected, none = reference_tiles(
         *lay_out(requests),
         max_decode_queries=6,
-        tile_queries=queries_per_tile(group_size),
+        tile_queries=queries_per_tile(group_size, 1),
         splits_tiles=True,
     )
     assert not none
@@ -165,6 +165,22 @@ def test_few_queries_that_see_many_keys_have_them_split(window, kv_heads, max_de
             assert splits[first][7] == number > 1
             assert position < length
         assert not own or max(entry[5] for entry in own) >= length > queries
+
+
+def test_heads_above_256_elements_have_tiles_of_half_as_many_rows():
+    requests = [(300, 200), (2049, 9), (5, 1)]
+    work = plan(make_workspace(head_size=512, max_decode_queries=1), requests)
+    tiles, splits = reference_tiles(
+        *lay_out(requests),
+        max_decode_queries=1,
+        tile_queries=21,
+        splits_tiles=True,
+    )
+    assert_starts_with(work.tiles_W8, tiles)
+    assert_starts_with(work.tile_splits_W8, splits)
+    assert len(tiles) == 10 and len(splits) == work.tile_slots
+    with pytest.raises(ValueError, match="33 rows, the limit is 32"):
+        make_workspace(head_size=512, max_decode_queries=11)
 
 
 def test_a_prefill_of_many_tiles_is_not_split():

@@ -75,6 +75,13 @@ def test_experts_without_a_gate_are_those_of_torch():
     assert_near(run(x, logits, *weights, "relu2"), run_torch(x, logits, *weights, "relu2"))
 
 
+def test_experts_of_gemma_are_those_of_torch():
+    """GELU, and a factor on the weight of each expert."""
+    options = {"scale_X": torch.rand(5) + 0.5}
+    layer = *make_layer(17, 5), "gelu_tanh"
+    assert_near(run(*layer, **options), run_torch(*layer, **options))
+
+
 def test_experts_of_gpt_oss_are_those_of_torch():
     layer = make_gpt_oss(17, 5)
     torch.testing.assert_close(run(*layer), run_torch(*layer), atol=1e-4, rtol=1e-5)

@@ -64,13 +64,19 @@ def rounded(a, weight):
     return (q.float().unflatten(1, (scale.shape[1], -1)) * scale[..., None]).flatten(1)
 
 
+ACTIVATIONS = {
+    "silu": torch.nn.functional.silu,
+    "gelu_tanh": lambda gate: torch.nn.functional.gelu(gate, approximate="tanh"),
+}
+
+
 def reference(x, ids, weights, experts, gate_up, down):
     """In float32, with activations rounded where the weights ask for it."""
     out = torch.zeros(x.shape)
     x = rounded(x.float(), experts.gate_up)
     for expert in range(X):
         gate, up = (x @ gate_up.view(X, -1, x.shape[1])[expert].T).chunk(2, dim=1)
-        h = rounded(torch.nn.functional.silu(gate) * up, experts.down)
+        h = rounded(ACTIVATIONS[experts.activation](gate) * up, experts.down)
         y = h @ down.view(X, x.shape[1], -1)[expert].T
         out += y * (weights * (ids == expert)).sum(dim=1, keepdim=True)
     return out
@@ -83,7 +89,8 @@ def test_every_kind_gives_the_reference(kind, num_tokens, tile_rows):
     width, features = 256, 128
     gate_up, wide_gate_up = KINDS[kind](X * 2 * features, width)
     down, wide_down = KINDS[kind](X * width, features)
-    experts = QuantisedExperts(X, gate_up, down)
+    # Gemma 4's beside the others'
+    experts = QuantisedExperts(X, gate_up, down, "gelu_tanh" if num_tokens == 1 else "silu")
     x, logits = torch.randn(num_tokens, width), torch.randn(num_tokens, X)
     routing = ExpertRouting(top_k=TOP_K, renormalise=True)
     result = mixture_of_experts(x, logits, experts, routing, tile_rows=tile_rows)
