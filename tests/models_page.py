@@ -20,10 +20,9 @@ _GPU = {
     **dict.fromkeys(
         ("minicpm3", "deepseek_v2", "deepseek_v3", "mistral4"), "[untried](gpu.md#latents)"
     ),
-    **dict.fromkeys(("cohere2", "ernie4_5", "exaone4", "gemma2", "gemma4", "glm4"), "untried"),
+    **dict.fromkeys(("cohere2", "ernie4_5", "exaone4", "gemma2", "gemma3n", "gemma4"), "untried"),
     **dict.fromkeys(("olmo3", "seed_oss", "starcoder2", "hunyuan", "hunyuan_moe"), "untried"),
-    **dict.fromkeys(("ernie4_5_moe", "nemotron"), "untried"),
-    "gemma3n": "no",
+    **dict.fromkeys(("ernie4_5_moe", "glm4", "nemotron"), "untried"),
 }
 _MAIN = ("ForCausalLM", "Model")
 _HEAD = """\

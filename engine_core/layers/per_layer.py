@@ -3,8 +3,9 @@
 inputs = (norm(project(embedding)) + sqrt(P) table[token]) / sqrt(2)    [T, L * P], P a layer
 h += norm(up(activation(down(h)) * inputs of the layer))                at a layer's end
 
-The table is as large as half of a model, and a token needs a row of it: it stays where it was read
-from, mapped from its file, in the file's format."""
+The table is as large as half of a model, and a token needs a row of it: on a CPU it stays where it
+was read from, mapped from its file, in the file's format; a GPU reads rows of a page-locked copy in
+the host's memory."""
 
 from collections.abc import Sequence
 
@@ -20,7 +21,7 @@ from kernels.interface.weights import QuantisedTensor, WeightPart
 
 
 class PerLayerInputs:
-    """See the module. For a CPU: the host reads the rows, in the middle of a pass.
+    """See the module. Rows are read in the middle of a pass: its tokens may be the device's alone.
     `norm`: of a layer's part. `num_layers`: of the model."""
 
     def __init__(
@@ -36,6 +37,7 @@ class PerLayerInputs:
         self._sizes = [config.size] * num_layers
         self._shape = (config.vocab_size, num_layers * config.size)
         self._given_token = config.given_token
+        self._dtype = dtype
         self._norm = norm
         self._ops = ops
         self.projection = FusedLinear(
@@ -57,7 +59,8 @@ class PerLayerInputs:
         return merge([own, self.projection.placements(), self._norm.placements()])
 
     def _store(self, part: WeightPart) -> None:
-        self._table = part
+        self._table = None  # that of the weights before: two would be half of a model each
+        self._table = self._ops.row_table(part, self._dtype)
 
     def look_up(self, token_ids_T: torch.Tensor, given: GivenRows | None) -> None:
         """The tokens of the pass that comes, and which of them are given as states. Those that the

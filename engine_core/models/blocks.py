@@ -28,7 +28,6 @@ from engine_core.layers.per_layer import PerLayerInputs
 from engine_core.layers.rotary import RotaryTable, StepRotaryTable
 from engine_core.layers.vocabulary import Vocabulary
 from engine_core.models.config import ModelConfig
-from engine_core.models.errors import UnsupportedArchitecture
 from engine_core.models.mixers import Begun as Begun
 from engine_core.models.mixers import FeedForward, FeedForwardAlone, Mixer
 from engine_core.models.parallel.stages import Stage
@@ -152,15 +151,9 @@ class BlockBuilder:
         self.indexer: Indexer | None = None  # of the last layer so far that has one
 
     def _per_layer_inputs(self) -> PerLayerInputs | None:
-        """What tokens give to each layer, of a model that has such embeddings.
-        Raises UnsupportedArchitecture: on a GPU."""
+        """What tokens give to each layer, of a model that has such embeddings."""
         if (config := self.config.per_layer) is None:
             return None
-        if not traits_of(self.ops.device).is_host:
-            raise UnsupportedArchitecture(
-                "embeddings per layer stay in host memory, which a step on a GPU does not read; "
-                "run with --device cpu"
-            )
         return PerLayerInputs(
             config,
             self.config.spec.num_layers,

@@ -7,7 +7,6 @@ from typing import Any
 
 from engine_core.devices import DeviceTraits, traits_of
 from engine_core.errors import ConfigurationError
-from engine_core.models.config import ModelConfig
 from engine_core.models.config_names import architecture_of
 from engine_core.models.encoders.encoder_configs import EncoderConfig
 from engine_core.models.errors import UnsupportedArchitecture
@@ -178,11 +177,6 @@ def check_layers(config: Mapping[str, Any], device: DeviceTraits) -> None:
         raise ConfigurationError(
             f"{name} has a learned bias of distances, which no GPU kernel adds to scores; run with "
             "--device cpu"
-        )
-    if isinstance(read, ModelConfig) and read.per_layer is not None:
-        raise ConfigurationError(
-            f"{name} has embeddings per layer, which stay in host memory, and a step on a GPU does "
-            "not read that; run with --device cpu"
         )
     for largest, limit, what in (
         (max(states, default=0), MOST_KEY_ELEMENTS, "recurrent states of {} elements a key"),

@@ -41,6 +41,7 @@ from kernels.interface.weights import (
     ExpertWeights,
     LinearWeight,
     WeightPacking,
+    WeightPart,
 )
 
 LEAST_LENGTH = 1e-12
@@ -363,6 +364,10 @@ class Operations(Protocol):
         """Rows of `weight_VE` for int64 ids in [0, V), the step's tokens or positions -> [T, E].
         `weight_VE`: contiguous, or packed from one part by `WeightPacking.pack`: then the rows are
         the values that `linear` multiplies with."""
+
+    def row_table(self, part: WeightPart, dtype: torch.dtype) -> WeightPart:
+        """At load time: a table [V, N], half of a model, of which a token needs a row, where rows
+        can be taken with ids of this device: in the host's memory, as it is or in `dtype`."""
 
     def replace_rows(self, x_TE: torch.Tensor, given: GivenRows | None) -> torch.Tensor:
         """`x[given.places] = given.rows`, in place -> x. A captured pass takes `given` from each

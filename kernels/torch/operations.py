@@ -21,7 +21,7 @@ from kernels.interface.operations import (
 )
 from kernels.interface.sampling import SamplingLimits
 from kernels.interface.special_inputs import GivenRows, PositionScores, replace_rows
-from kernels.interface.weights import LinearWeight, WeightPacking
+from kernels.interface.weights import LinearWeight, WeightPacking, WeightPart
 from kernels.torch import chosen_keys, elementwise, kv_cache, lora, recurrence, sampling
 from kernels.torch.attention import PagedAttention
 from kernels.torch.attention_planner import TileGroup, TilePlanner, TorchAttentionPlanner
@@ -111,6 +111,9 @@ class TorchOperations:
     def add_lora(self, out_TN: torch.Tensor, x_TE: torch.Tensor, stack: LoRAStack) -> torch.Tensor:
         assert isinstance(stack, lora.TorchLoRAStack), "made by another backend"
         return lora.add_lora(out_TN, x_TE, stack)
+
+    def row_table(self, part: WeightPart, dtype: torch.dtype) -> WeightPart:
+        return part
 
     def embedding(
         self, token_ids_T: torch.Tensor, weight_VE: torch.Tensor | LinearWeight

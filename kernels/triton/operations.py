@@ -21,7 +21,13 @@ from kernels.interface.operations import (
 )
 from kernels.interface.recurrence import RecurrenceParams, RecurrentCache
 from kernels.interface.special_inputs import replace_rows
-from kernels.interface.weights import ExpertRouting, ExpertWeights, LinearWeight, WeightPacking
+from kernels.interface.weights import (
+    ExpertRouting,
+    ExpertWeights,
+    LinearWeight,
+    WeightPacking,
+    WeightPart,
+)
 from kernels.torch import elementwise
 from kernels.torch.recurrence import StatePlanner
 from kernels.triton import activation, norm
@@ -31,6 +37,7 @@ from kernels.triton.attention.paged import paged_attention
 from kernels.triton.attention.planner import SplitScratch, TritonAttentionPlanner
 from kernels.triton.block_copies import TritonBlockCopier
 from kernels.triton.device_limits import multiplies_float8
+from kernels.triton.host_memory import row_table
 from kernels.triton.linear import layers as linear_layers
 from kernels.triton.linear import lora
 from kernels.triton.linear.experts import (
@@ -146,6 +153,9 @@ class TritonOperations:
             case TritonQuantisedWeight(Float8Weight() as codes, bias_N, dtype):
                 return Float8Inputs(codes, bias_N, dtype, self._batch_invariant)
         return None
+
+    def row_table(self, part: WeightPart, dtype: torch.dtype) -> torch.Tensor:
+        return row_table(part, dtype, self.device)
 
     def reduce(self, x_TE: torch.Tensor, all_reduce: AllReduce) -> torch.Tensor:
         return all_reduce(x_TE)

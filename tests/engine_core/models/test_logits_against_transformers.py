@@ -48,6 +48,7 @@ def test_mixed_chunked_steps_give_the_logits_of_a_full_forward(name, paged_logit
         "gemma4 embeddings per layer, shared keys",
         "gemma4 keys are values, untied, biases",
         "gemma4 with experts",
+        "gemma3n",
         "qwen2_moe 2 of 4, renormalised, every second layer",
         "glm4_moe, groups, biases, tied",
     ],

@@ -5,7 +5,7 @@ import torch
 from paged_steps import make_cache
 
 from kernels.interface.operations import AttentionParams, AttentionSpec
-from kernels.interface.weights import ExpertRouting
+from kernels.interface.weights import ExpertRouting, QuantisedTensor
 from kernels.torch.operations import TorchOperations
 from kernels.triton.attention import planner as attention_planner
 from kernels.triton.operations import TritonOperations
@@ -287,3 +287,16 @@ def test_float32_that_a_gpu_has_no_room_for_is_refused_there(
     monkeypatch.setattr(attention_planner, "shared_memory", lambda device: shared_kib * 1024)
     with pytest.raises(ValueError, match=words):
         planner_of(TritonOperations(torch.device("cuda:0")), (4, 2), head_size, **options)
+
+
+@pytest.mark.parametrize("is_quantised", [False, True])
+def test_a_table_of_rows_is_the_files_numbers_in_the_models_dtype(is_quantised):
+    """More rows than are decoded at once, and not in the file's order."""
+    numbers = torch.arange(4100 * 3, dtype=torch.uint8).view(4100, 3)
+    order = torch.arange(4100).flip(0)
+    part = QuantisedTensor(
+        "Q8", (4100, 3), {"blocks": numbers}, lambda arrays: arrays["blocks"] * 0.5, order
+    )
+    expected = numbers[order] * 0.5
+    table = TRITON.row_table(part if is_quantised else expected, torch.float16)
+    assert table.dtype == torch.float16 and torch.equal(table.float(), expected)
