@@ -11,7 +11,7 @@ import torch
 from engine_core.layers.linear import FusedLinear
 from engine_core.layers.parameters import Placements, merge
 from engine_core.layers.rotary import StepRotaryTable
-from engine_core.models.blocks import Begun, Block, BlockBuilder
+from engine_core.models.blocks.block import Begun, Block, BlockBuilder
 from engine_core.models.interface import Feature, Model, ModelSpec, ProductsOf
 from engine_core.models.parallel.passed_states import PassedStates
 from kernels.interface.operations import ForwardContext

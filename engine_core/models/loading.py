@@ -13,7 +13,7 @@ from engine_core.distributed.collectives import SINGLE_RANK, Collectives
 from engine_core.layers import MAX_POSITIONS
 from engine_core.layers.config import InterleavedRows, WeightFactors
 from engine_core.layers.parameters import CopyWeight, Placements, place
-from engine_core.models.blocks import BlockBuilder
+from engine_core.models.blocks.block import BlockBuilder
 from engine_core.models.decoder import Decoder
 from engine_core.models.encoders.bidirectional import BidirectionalDecoder
 from engine_core.models.encoders.encoder import Encoder

@@ -10,7 +10,7 @@ from engine_core.layers.linear import FusedLinear
 from engine_core.layers.norm import RMSNorm
 from engine_core.layers.parameters import CopyWeight, Placement, Placements, merge
 from engine_core.layers.vocabulary import Vocabulary
-from engine_core.models.blocks import Begun, BlockBuilder
+from engine_core.models.blocks.block import Begun, BlockBuilder
 from engine_core.models.decoder import Decoder
 from engine_core.models.heads.eagle_config import EagleConfig
 from engine_core.models.heads.head import DraftHead

@@ -11,7 +11,7 @@ from engine_core.layers.norm import RMSNorm
 from engine_core.layers.parameters import Placements
 from engine_core.layers.rotary import RotaryTable
 from engine_core.layers.vocabulary import Vocabulary
-from engine_core.models.blocks import Begun, BlockBuilder
+from engine_core.models.blocks.block import Begun, BlockBuilder
 from engine_core.models.interface import ModelSpec
 from kernels.interface.operations import ForwardContext, Operations
 from kernels.interface.special_inputs import GivenRows

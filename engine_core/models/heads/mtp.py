@@ -9,7 +9,7 @@ import torch
 
 from engine_core.layers.linear import FusedLinear
 from engine_core.layers.parameters import Placements, merge
-from engine_core.models.blocks import Begun, BlockBuilder
+from engine_core.models.blocks.block import Begun, BlockBuilder
 from engine_core.models.config import ModelConfig
 from engine_core.models.decoder import Decoder
 from engine_core.models.errors import ModelWeightsError, UnsupportedArchitecture

@@ -10,7 +10,7 @@ from runners import runner_config, spoiled
 from engine_core.layers.parameters import place
 from engine_core.layers.rotary import RotaryConfig
 from engine_core.model_runner.cpu.runner import CPUModelRunner
-from engine_core.models.blocks import BlockBuilder
+from engine_core.models.blocks.block import BlockBuilder
 from engine_core.models.config import ModelConfig
 from engine_core.models.decoder import Decoder
 from engine_core.models.interface import ModelSpec

@@ -30,7 +30,7 @@ from engine_core.models.interleaved_rows import paired_heads
 from engine_core.models.rotary_config import read_rotary
 
 if TYPE_CHECKING:
-    from engine_core.models.blocks import Block, BlockBuilder
+    from engine_core.models.blocks.block import Block, BlockBuilder
 
 _PATTERN = 4  # one layer in four sees everything
 
@@ -62,7 +62,7 @@ def read(fields: ConfigFields) -> ModelConfig:
 
 
 def _block(build: BlockBuilder, layer: int) -> Block:
-    from engine_core.models.mixers import ParallelMixer
+    from engine_core.models.blocks.mixers import ParallelMixer
 
     both = ParallelMixer(build.attention(layer), build.feed_forward(layer))
     return build.part_alone(layer, both, "input_layernorm")

@@ -31,7 +31,7 @@ from engine_core.models.families.gguf import (
 from engine_core.models.rotary_config import read_rotary
 
 if TYPE_CHECKING:
-    from engine_core.models.blocks import Block, BlockBuilder
+    from engine_core.models.blocks.block import Block, BlockBuilder
 
 _PATTERN = 4  # one layer in four sees everything
 

@@ -28,7 +28,7 @@ from engine_core.models.families.gguf import (
 )
 
 if TYPE_CHECKING:
-    from engine_core.models.blocks import Block, BlockBuilder
+    from engine_core.models.blocks.block import Block, BlockBuilder
 
 _CAPS = {"attn_logit_softcapping": 50.0, "final_logit_softcapping": 30.0}
 _PATTERN = 2  # one layer in two sees everything

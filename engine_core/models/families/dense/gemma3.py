@@ -29,7 +29,7 @@ from engine_core.models.families.gguf import (
 from engine_core.models.rotary_config import read_rotary_by_layer_type
 
 if TYPE_CHECKING:
-    from engine_core.models.blocks import Block, BlockBuilder
+    from engine_core.models.blocks.block import Block, BlockBuilder
 
 _LEFT_OUT = {
     "vocab_size": 262_208,

@@ -39,7 +39,7 @@ from engine_core.models.gemma_config import (
 from engine_core.models.rotary_config import read_rotary_by_layer_type
 
 if TYPE_CHECKING:
-    from engine_core.models.blocks import Block, BlockBuilder
+    from engine_core.models.blocks.block import Block, BlockBuilder
 
 _LEFT_OUT = {
     "vocab_size": 262_400,
@@ -109,7 +109,7 @@ class _Block:
     deviations: tuple[float | None, ...]
 
     def __call__(self, build: BlockBuilder, layer: int) -> Block:
-        from engine_core.models.gemma3n_blocks import altup_block
+        from engine_core.models.blocks.gemma3n import altup_block
 
         width, deviations = self.widths[layer], self.deviations[layer]
         return altup_block(build, layer, self.altup, width=width, deviations=deviations)

@@ -36,7 +36,7 @@ from engine_core.models.gemma_config import (
 from engine_core.models.rotary_config import read_rotary_by_layer_type
 
 if TYPE_CHECKING:
-    from engine_core.models.blocks import Block, BlockBuilder
+    from engine_core.models.blocks.block import Block, BlockBuilder
 
 _THETA, _LOCAL_THETA = 1_000_000.0, 10_000.0
 _ROTARY = {
@@ -118,7 +118,7 @@ class _Block:
     widths: tuple[int, ...]
 
     def __call__(self, build: BlockBuilder, layer: int) -> Block:
-        from engine_core.models.gemma_blocks import scaled_block
+        from engine_core.models.blocks.gemma import scaled_block
 
         attention = build.attention(
             layer,

@@ -17,7 +17,7 @@ from engine_core.models.interleaved_rows import paired_heads
 from engine_core.models.rotary_config import read_rotary
 
 if TYPE_CHECKING:
-    from engine_core.models.blocks import Block, BlockBuilder
+    from engine_core.models.blocks.block import Block, BlockBuilder
 
 _DEFAULTS = {
     "num_key_value_heads": 2,

@@ -3,6 +3,7 @@
 import math
 from dataclasses import replace
 
+from engine_core.models.blocks.latents import latent_fields, with_latents
 from engine_core.models.config import ModelConfig
 from engine_core.models.config_fields import ConfigFields
 from engine_core.models.decoder_config import read_decoder
@@ -17,7 +18,6 @@ from engine_core.models.families.gguf import (
     Metadata,
     latent_sizes,
 )
-from engine_core.models.latents import latent_fields, with_latents
 
 _DEFAULTS = {
     "q_lora_rank": 768,

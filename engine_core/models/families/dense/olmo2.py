@@ -20,7 +20,7 @@ from engine_core.models.families.gguf import (
 )
 
 if TYPE_CHECKING:
-    from engine_core.models.blocks import Block, BlockBuilder
+    from engine_core.models.blocks.block import Block, BlockBuilder
 
 
 def read(fields: ConfigFields) -> ModelConfig:

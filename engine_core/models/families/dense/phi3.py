@@ -14,7 +14,7 @@ from engine_core.models.families.gguf import LONG_FACTORS, TWO_NORMS, Fields, Gg
 from engine_core.models.rotary_config import read_rotary
 
 if TYPE_CHECKING:
-    from engine_core.models.blocks import Block, BlockBuilder
+    from engine_core.models.blocks.block import Block, BlockBuilder
 
 
 def read(fields: ConfigFields) -> ModelConfig:

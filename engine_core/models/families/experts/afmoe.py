@@ -25,7 +25,7 @@ from engine_core.models.families.gguf import Fields, Gguf, Metadata
 from engine_core.models.rotary_config import read_rotary
 
 if TYPE_CHECKING:
-    from engine_core.models.blocks import Block, BlockBuilder
+    from engine_core.models.blocks.block import Block, BlockBuilder
 
 _DEFAULTS = {
     "intermediate_size": 6144,

@@ -7,6 +7,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from engine_core.layers.config import ExpertConfig
+from engine_core.models.blocks.latents import latent_fields, with_latents
 from engine_core.models.config import ModelConfig
 from engine_core.models.config_fields import ConfigFields
 from engine_core.models.decoder_config import read_decoder
@@ -16,7 +17,6 @@ from engine_core.models.expert_tensors import QWEN_EXPERTS
 from engine_core.models.families import gguf
 from engine_core.models.families.family import Family
 from engine_core.models.families.gguf import Fields, Gguf, Metadata
-from engine_core.models.latents import latent_fields, with_latents
 
 if TYPE_CHECKING:
     import torch

@@ -3,6 +3,7 @@ sigmoids with a bias that chooses."""
 
 from functools import partial
 
+from engine_core.models.blocks.latents import latent_fields, with_latents
 from engine_core.models.config import ModelConfig
 from engine_core.models.config_fields import ConfigFields
 from engine_core.models.decoder_config import read_decoder
@@ -17,7 +18,6 @@ from engine_core.models.families.experts.deepseek_v2 import (
 )
 from engine_core.models.families.family import Family
 from engine_core.models.families.gguf import NEXTN, Fields, Gguf
-from engine_core.models.latents import latent_fields, with_latents
 
 DEFAULTS = {
     "q_lora_rank": 1536,

@@ -2,6 +2,7 @@
 
 from functools import partial
 
+from engine_core.models.blocks.latents import with_indexer
 from engine_core.models.config import ModelConfig
 from engine_core.models.config_fields import ConfigFields
 from engine_core.models.errors import ModelConfigError
@@ -14,7 +15,6 @@ from engine_core.models.families.experts.deepseek_v2 import (
 )
 from engine_core.models.families.family import Family
 from engine_core.models.families.gguf import NEXTN, Fields, Gguf, Metadata
-from engine_core.models.latents import with_indexer
 
 _DEFAULTS = {
     "max_position_embeddings": 163_840,

@@ -17,7 +17,7 @@ from engine_core.models.families.gguf import Fields, Gguf, Metadata
 from engine_core.models.rotary_config import read_rotary
 
 if TYPE_CHECKING:
-    from engine_core.models.blocks import Block, BlockBuilder
+    from engine_core.models.blocks.block import Block, BlockBuilder
 
 _GLM = {
     "intermediate_size": 10_944,

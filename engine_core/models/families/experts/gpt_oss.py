@@ -24,7 +24,7 @@ from engine_core.models.families.gguf import Fields, Gguf, Metadata
 from engine_core.models.rotary_config import read_rotary
 
 if TYPE_CHECKING:
-    from engine_core.models.blocks import Block, BlockBuilder
+    from engine_core.models.blocks.block import Block, BlockBuilder
 
 _CONSTANTS = {"swiglu_alpha": 1.702, "swiglu_limit": 7.0}
 """Numbers of the experts' activation; others are refused."""

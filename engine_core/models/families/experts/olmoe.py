@@ -15,7 +15,7 @@ from engine_core.models.families.family import Family
 from engine_core.models.families.gguf import Fields, Gguf, Metadata
 
 if TYPE_CHECKING:
-    from engine_core.models.blocks import Block, BlockBuilder
+    from engine_core.models.blocks.block import Block, BlockBuilder
 
 
 def read(fields: ConfigFields) -> ModelConfig:

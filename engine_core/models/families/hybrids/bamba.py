@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 
+from engine_core.models.blocks.hybrids import mamba2_block, mamba2_state, read_mamba2, with_kept
 from engine_core.models.config import ModelConfig
 from engine_core.models.config_fields import ConfigFields
 from engine_core.models.decoder_config import head_size_of, read_decoder
@@ -18,7 +19,6 @@ from engine_core.models.families.gguf import (
     mamba2_sizes,
 )
 from engine_core.models.families.hybrids.granite import KINDS
-from engine_core.models.hybrids import mamba2_block, mamba2_state, read_mamba2, with_kept
 from engine_core.models.rotary_config import read_rotary
 
 

@@ -6,6 +6,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, cast
 
 from engine_core.layers.config import Mamba2Config, WeightFactors
+from engine_core.models.blocks.hybrids import SideBySide, mamba2, mamba2_state, read_mamba2
 from engine_core.models.config import ModelConfig
 from engine_core.models.config_fields import ConfigFields
 from engine_core.models.decoder_config import read_decoder
@@ -21,11 +22,10 @@ from engine_core.models.families.gguf import (
     Metadata,
     mamba2_sizes,
 )
-from engine_core.models.hybrids import SideBySide, mamba2, mamba2_state, read_mamba2
 from engine_core.models.layer_cache import KeysAndState, State
 
 if TYPE_CHECKING:
-    from engine_core.models.blocks import Block, BlockBuilder
+    from engine_core.models.blocks.block import Block, BlockBuilder
 
 
 def read(fields: ConfigFields) -> ModelConfig:

@@ -4,6 +4,13 @@ Granite 3."""
 from dataclasses import replace
 
 from engine_core.layers.config import ExpertConfig, RotaryConfig
+from engine_core.models.blocks.hybrids import (
+    mamba2_block,
+    mamba2_state,
+    read_kinds,
+    read_mamba2,
+    with_kept,
+)
 from engine_core.models.config import ModelConfig
 from engine_core.models.config_fields import ConfigFields
 from engine_core.models.decoder_config import read_experts
@@ -22,13 +29,6 @@ from engine_core.models.families.gguf import (
     mamba2_sizes,
 )
 from engine_core.models.families.gguf import experts as gguf_experts
-from engine_core.models.hybrids import (
-    mamba2_block,
-    mamba2_state,
-    read_kinds,
-    read_mamba2,
-    with_kept,
-)
 
 _DEFAULTS = {"intermediate_size": 11_008, "shared_intermediate_size": 1024}
 

@@ -7,6 +7,8 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from engine_core.layers.config import DeltaNetConfig, InterleavedRows, RotaryConfig
+from engine_core.models.blocks.hybrids import read_kinds, with_kept
+from engine_core.models.blocks.latents import LatentBlock, latent_fields, with_latents
 from engine_core.models.config import ModelConfig
 from engine_core.models.config_fields import ConfigFields
 from engine_core.models.decoder_config import read_decoder
@@ -18,12 +20,10 @@ from engine_core.models.families.experts.deepseek_v2 import heads_below_each_oth
 from engine_core.models.families.experts.mixtral import GGUF_EXPERTS
 from engine_core.models.families.family import Family
 from engine_core.models.families.gguf import Fields, Gguf, Metadata
-from engine_core.models.hybrids import read_kinds, with_kept
-from engine_core.models.latents import LatentBlock, latent_fields, with_latents
 from engine_core.models.layer_cache import PagedKeys, recurrent_state
 
 if TYPE_CHECKING:
-    from engine_core.models.blocks import Block, BlockBuilder
+    from engine_core.models.blocks.block import Block, BlockBuilder
 
 _DEFAULTS = {
     "kv_lora_rank": 512,

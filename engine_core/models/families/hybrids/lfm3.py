@@ -7,19 +7,19 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from engine_core.layers.config import ShortConvolutionConfig
+from engine_core.models.blocks.hybrids import read_kinds, with_kept
 from engine_core.models.config import ModelConfig
 from engine_core.models.config_fields import ConfigFields
 from engine_core.models.decoder_config import head_size_of, read_decoder, read_window, windows_of
 from engine_core.models.errors import UnsupportedArchitecture
 from engine_core.models.families.family import Family
 from engine_core.models.families.hybrids import lfm2
-from engine_core.models.hybrids import read_kinds, with_kept
 from engine_core.models.layer_cache import PagedKeys, recurrent_state
 from engine_core.models.rotary_config import read_rotary_by_layer_type
 
 if TYPE_CHECKING:
     from engine_core.layers.attention import Attention, GatedAttention
-    from engine_core.models.blocks import Block, BlockBuilder
+    from engine_core.models.blocks.block import Block, BlockBuilder
 
 _ANGLES = {
     "sliding_attention": {"rope_type": "default"},

@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from engine_core.layers.config import InterleavedRows
+from engine_core.models.blocks.hybrids import read_kinds, with_kept
 from engine_core.models.config import ModelConfig
 from engine_core.models.config_fields import ConfigFields
 from engine_core.models.decoder_config import head_size_of
@@ -23,12 +24,11 @@ from engine_core.models.families.gguf import (
     Metadata,
     layer_kinds,
 )
-from engine_core.models.hybrids import read_kinds, with_kept
 from engine_core.models.layer_cache import PagedKeys, recurrent_state
 from engine_core.models.rotary_config import read_rotary
 
 if TYPE_CHECKING:
-    from engine_core.models.blocks import Block, BlockBuilder
+    from engine_core.models.blocks.block import Block, BlockBuilder
 
 _PARTS = {
     "full_attn": "layernorm_full_attention",
@@ -86,7 +86,7 @@ class _Block:
 
     def __call__(self, build: BlockBuilder, layer: int) -> Block:
         from engine_core.layers.lightning import LightningAttention, lightning_shape, slopes
-        from engine_core.models.post_norm import PostNormBlock
+        from engine_core.models.blocks.post_norm import PostNormBlock
 
         spec, factors = build.config.spec, dict(self.factors)
         attends = isinstance(spec.layers[layer], PagedKeys)

@@ -10,6 +10,13 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from engine_core.layers.config import ExpertConfig, Mamba2Config, RotaryConfig
+from engine_core.models.blocks.hybrids import (
+    mamba2,
+    mamba2_state,
+    read_kinds,
+    read_mamba2_rest,
+    with_kept,
+)
 from engine_core.models.config import ModelConfig
 from engine_core.models.config_fields import ConfigFields
 from engine_core.models.decoder_config import read_decoder
@@ -26,17 +33,10 @@ from engine_core.models.families.gguf import (
     layer_kinds,
     mamba2_sizes,
 )
-from engine_core.models.hybrids import (
-    mamba2,
-    mamba2_state,
-    read_kinds,
-    read_mamba2_rest,
-    with_kept,
-)
 from engine_core.models.layer_cache import LayerCache, NoCache
 
 if TYPE_CHECKING:
-    from engine_core.models.blocks import Block, BlockBuilder
+    from engine_core.models.blocks.block import Block, BlockBuilder
 
 _PATTERN = {"M": "linear_attention", "E": "moe", "*": "full_attention", "-": "mlp"}
 _KINDS = ("linear_attention", "full_attention", "mlp", "moe")

@@ -8,6 +8,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from engine_core.layers.config import DeltaNetConfig, ExpertConfig, InterleavedRows
+from engine_core.models.blocks.hybrids import read_kinds, with_kept
 from engine_core.models.config import ModelConfig
 from engine_core.models.config_fields import ConfigFields
 from engine_core.models.decoder_config import head_size_of, read_decoder
@@ -23,13 +24,12 @@ from engine_core.models.families.gguf import (
     Metadata,
     layer_kinds,
 )
-from engine_core.models.hybrids import read_kinds, with_kept
 from engine_core.models.layer_cache import PagedKeys, recurrent_state
 from engine_core.models.rotary_config import read_rotary
 
 if TYPE_CHECKING:
     from engine_core.layers.attention import GatedAttention
-    from engine_core.models.blocks import Block, BlockBuilder
+    from engine_core.models.blocks.block import Block, BlockBuilder
 
 _INTERVAL = 4  # one layer in four attends
 TILED = "linear_output_tiled"

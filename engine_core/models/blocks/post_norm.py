@@ -5,8 +5,8 @@ h = norm(x);  h = norm(a h + b mixer(h));  x = c h + d feed_forward(h)
 
 import torch
 
-from engine_core.models.blocks import Begun, Block, BlockBuilder
-from engine_core.models.mixers import Mixer
+from engine_core.models.blocks.block import Begun, Block, BlockBuilder
+from engine_core.models.blocks.mixers import Mixer
 from kernels.interface.operations import Activations, ForwardContext
 
 

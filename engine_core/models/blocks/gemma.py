@@ -16,8 +16,8 @@ from engine_core.layers.linear import FusedLinear
 from engine_core.layers.norm import NoNorm, RMSNorm
 from engine_core.layers.parameters import Parameter, Placements, merge
 from engine_core.layers.per_layer import LayerInputAdder, PerLayerInputs
-from engine_core.models.blocks import Block, BlockBuilder
-from engine_core.models.mixers import Begun, FeedForward, Mixer
+from engine_core.models.blocks.block import Block, BlockBuilder
+from engine_core.models.blocks.mixers import Begun, FeedForward, Mixer
 from kernels.interface.operations import Activations, ForwardContext
 
 

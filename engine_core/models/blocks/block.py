@@ -27,9 +27,9 @@ from engine_core.layers.parameters import Parameter, Placements, merge
 from engine_core.layers.per_layer import PerLayerInputs
 from engine_core.layers.rotary import RotaryTable, StepRotaryTable
 from engine_core.layers.vocabulary import Vocabulary
+from engine_core.models.blocks.mixers import Begun as Begun
+from engine_core.models.blocks.mixers import FeedForward, FeedForwardAlone, Mixer
 from engine_core.models.config import ModelConfig
-from engine_core.models.mixers import Begun as Begun
-from engine_core.models.mixers import FeedForward, FeedForwardAlone, Mixer
 from engine_core.models.parallel.stages import Stage
 from kernels.interface.operations import (
     Activations,

@@ -14,7 +14,7 @@ from engine_core.models.layer_cache import Latent
 from engine_core.models.rotary_config import read_rotary, score_factor
 
 if TYPE_CHECKING:
-    from engine_core.models.blocks import Block, BlockBuilder
+    from engine_core.models.blocks.block import Block, BlockBuilder
 
 _NORM_EPS = 1e-6
 """Of norms of latents, whatever rms_norm_eps says of the others."""

@@ -10,9 +10,9 @@ from engine_core.layers.linear import FusedLinear
 from engine_core.layers.norm import NoNorm, RMSNorm
 from engine_core.layers.parameters import Placements, merge
 from engine_core.layers.per_layer import LayerInputAdder
-from engine_core.models.blocks import Block, BlockBuilder
-from engine_core.models.gemma_blocks import NORMS, MixerWithInput, layer_input_adder
-from engine_core.models.mixers import Begun, FeedForward
+from engine_core.models.blocks.block import Block, BlockBuilder
+from engine_core.models.blocks.gemma import NORMS, MixerWithInput, layer_input_adder
+from engine_core.models.blocks.mixers import Begun, FeedForward
 from kernels.interface.operations import Activations, ForwardContext
 
 

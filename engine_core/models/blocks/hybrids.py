@@ -20,8 +20,8 @@ if TYPE_CHECKING:
     from engine_core.layers.mamba2 import Mamba2
     from engine_core.layers.norm import NoNorm
     from engine_core.layers.parameters import Placements
-    from engine_core.models.blocks import Begun, Block, BlockBuilder
-    from engine_core.models.mixers import Mixer
+    from engine_core.models.blocks.block import Begun, Block, BlockBuilder
+    from engine_core.models.blocks.mixers import Mixer
     from kernels.interface.operations import Activations, ForwardContext
 
 _OLD_KINDS = {"mamba": "linear_attention", "attention": "full_attention"}

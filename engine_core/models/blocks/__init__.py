@@ -1,0 +1,1 @@
+"""What the layers of decoders are made of: attention or another mixer, and a feed-forward."""
