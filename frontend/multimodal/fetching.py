@@ -12,8 +12,6 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from urllib.parse import SplitResult, quote, urlsplit
 
-from httptools import HttpParserError, HttpResponseParser
-
 from frontend.errors import InvalidInput
 
 FETCH_S = 10.0
@@ -71,6 +69,8 @@ def fetch(
         InvalidInput: the host is none of `hosts`, or its address not public; too many bytes or
             seconds; an answer other than 200, or none.
     """
+    from httptools import HttpParserError
+
     parts, host, port = _checked_url(url, name, hosts)
     deadline = time.monotonic() + seconds
     try:
@@ -214,6 +214,8 @@ class _Body:
 def _answer(
     connection: socket.socket, parts: SplitResult, deadline: float, max_bytes: int
 ) -> bytes:
+    from httptools import HttpResponseParser
+
     target = quote(parts.path or "/", safe="/%:=&~+!$,;'@()*[]")
     if parts.query:
         target += "?" + quote(parts.query, safe="/%:=&?~+!$,;'@()*[]")

@@ -17,7 +17,7 @@ PROMPT = [5, 9, 7, 30, 44, 61, 3, 8]
 
 @pytest.mark.slow
 def test_an_image_is_refused_and_text_goes_on(tmp_path):
-    make_whole("InternVL", OWN["InternVL"]).save_pretrained(tmp_path)
+    make_whole("Qwen2_5OmniThinker", OWN["Qwen2_5OmniThinker"]).save_pretrained(tmp_path)
     image = MultiModalInput(
         modality="image",
         start=2,
@@ -39,7 +39,9 @@ def test_an_image_is_refused_and_text_goes_on(tmp_path):
             refused = client.wait_for(Rejected)
             assert (refused.request_id, refused.code) == ("image", ErrorCode.NOT_SUPPORTED)
             assert refused.message.startswith("multimodal_inputs: no encoder of a model of type")
-            assert "'internvl'" in refused.message and refused.message.endswith("; send text")
+            assert "'qwen2_5_omni_thinker'" in refused.message and refused.message.endswith(
+                "; send text"
+            )
             assert client.complete(PROMPT, request_id="again")[0] == tokens
         assert daemon.stop() == 0
         why = [line for line in daemon.log().splitlines() if "prompts are text: " in line]
