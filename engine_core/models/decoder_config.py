@@ -122,6 +122,11 @@ def layer_types_by(every: int, num_layers: int) -> list[str]:
     ]
 
 
+def layer_types_of(fields: ConfigFields, num_layers: int, every: int) -> list[str]:
+    """Those that a config names, else `layer_types_by`."""
+    return read_layer_types(fields, num_layers) or layer_types_by(every, num_layers)
+
+
 def windows_of(layer_types: list[str], window: int | None) -> _Windows:
     if window is None and "sliding_attention" in layer_types:
         raise UnsupportedArchitecture("layer_types has sliding_attention, but there is no window")

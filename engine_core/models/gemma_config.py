@@ -9,9 +9,8 @@ from typing import Any
 from engine_core.layers.config import AltUpConfig, ExpertConfig, InterleavedRows, PerLayerConfig
 from engine_core.models.config_fields import ConfigFields
 from engine_core.models.decoder_config import (
-    layer_types_by,
+    layer_types_of,
     read_experts,
-    read_layer_types,
     read_window,
 )
 from engine_core.models.errors import ModelConfigError, UnsupportedArchitecture
@@ -59,7 +58,7 @@ def read_per_layer(fields: ConfigFields) -> PerLayerConfig | None:
 
 def layer_kinds(fields: ConfigFields, num_layers: int) -> list[str]:
     """The type of each layer; the last one sees everything, whatever the config says."""
-    kinds = read_layer_types(fields, num_layers) or layer_types_by(_PATTERN, num_layers)
+    kinds = layer_types_of(fields, num_layers, _PATTERN)
     return [*kinds[:-1], FULL]
 
 

@@ -22,6 +22,7 @@ from engine_core.model_runner.rows import RunnerRows
 from engine_core.model_runner.vocabulary_rows import vocabulary_rows
 from engine_core.models.heads.head import DraftHead
 from engine_core.models.interface import EncoderDecoder
+from engine_core.scheduler import SchedulerOutput
 from kernels.interface.sampling import SamplingOperations
 
 
@@ -67,6 +68,28 @@ def cpu_row_parts(
         sampling = DraftSampling(config, batch, sampler)
         parts.append(make_drafter(config, cache.storage, sampling, parts))
     return RowParts(parts)
+
+
+def update_rows(
+    plan: SchedulerOutput,
+    rows: RunnerRows,
+    batch: CPUInputBatch,
+    sampler: CPUSampler,
+    parts: RowParts,
+) -> None:
+    """Before a step: sequences that are over give up their rows, and new, resumed and forked ones
+    get theirs."""
+    freed, placed = rows.free(plan), rows.place(plan)
+    for row in freed:
+        sampler.free_row(row)
+    for each in placed:
+        batch.place(each, plan.step_id)
+        sampler.write_row(
+            each.row, each.request.sampling, each.token_ids, each.request.prompt_embeds
+        )
+    for update in plan.block_updates:
+        batch.write_blocks(update.row, update.start, update.block_ids)
+    parts.update(plan, freed, placed)
 
 
 def make_drafter(

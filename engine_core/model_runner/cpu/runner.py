@@ -13,7 +13,7 @@ from engine_core.model_runner.cpu.input_batch import (
     StepInputs,
     gather_planned_inputs,
 )
-from engine_core.model_runner.cpu.row_features import cpu_row_parts, make_sampler
+from engine_core.model_runner.cpu.row_features import cpu_row_parts, make_sampler, update_rows
 from engine_core.model_runner.cpu.synchronous_runner import SynchronousRunner
 from engine_core.model_runner.decode_steps import run_decode_steps
 from engine_core.model_runner.drafts import VerifiedRows
@@ -47,26 +47,13 @@ class CPUModelRunner(SynchronousRunner):
     def execute(self, plan: SchedulerOutput) -> ModelRunnerOutput:
         """Run one step and choose the next token of every sequence that is up to date.
         Raises Exception: whatever the model raises; the plan's requests cannot go on."""
-        self._update_rows(plan)
+        update_rows(plan, self.rows, self.batch, self.sampler, self.parts)
         self.storage.carry_out(plan.copies)
         if not plan.total_num_scheduled_tokens:
             return ModelRunnerOutput(req_ids=[], sampled_token_ids=[])
         if plan.num_decode_steps > 1:
             return run_decode_steps(plan, self._run)
         return self._run(plan)
-
-    def _update_rows(self, plan: SchedulerOutput) -> None:
-        freed, placed = self.rows.free(plan), self.rows.place(plan)
-        for row in freed:
-            self.sampler.free_row(row)
-        for each in placed:
-            self.batch.place(each, plan.step_id)
-            self.sampler.write_row(
-                each.row, each.request.sampling, each.token_ids, each.request.prompt_embeds
-            )
-        for update in plan.block_updates:
-            self.batch.write_blocks(update.row, update.start, update.block_ids)
-        self.parts.update(plan, freed, placed)
 
     def _run(self, plan: SchedulerOutput) -> ModelRunnerOutput:
         """One step, whose rows are in place."""

@@ -14,7 +14,7 @@ from engine_core.model_runner.cpu.input_batch import (
     StepInputs,
     gather_step_inputs,
 )
-from engine_core.model_runner.cpu.row_features import make_drafter
+from engine_core.model_runner.cpu.row_features import make_drafter, update_rows
 from engine_core.model_runner.cpu.sampler import CPUSampler
 from engine_core.model_runner.gpu.queue import DeviceQueue
 from engine_core.model_runner.gpu.results import HostResults
@@ -64,17 +64,7 @@ class DraftingGPURunner(GPUModelRunner):
 
     def submit(self, plan: SchedulerOutput) -> None:
         """See `GPUModelRunner.submit`."""
-        freed, placed = self._host_rows.free(plan), self._host_rows.place(plan)
-        for row in freed:
-            self._host_sampler.free_row(row)
-        for each in placed:
-            self.host_batch.place(each, plan.step_id)
-            self._host_sampler.write_row(
-                each.row, each.request.sampling, each.token_ids, each.request.prompt_embeds
-            )
-        for update in plan.block_updates:
-            self.host_batch.write_blocks(update.row, update.start, update.block_ids)
-        self._drafters.update(plan, freed, placed)
+        update_rows(plan, self._host_rows, self.host_batch, self._host_sampler, self._drafters)
         super().submit(plan)
         inputs: StepInputs | None = None
         parts: tuple[StepPart, ...] = ()

@@ -10,10 +10,7 @@ from engine_core.models.config_fields import ConfigFields
 from engine_core.models.errors import UnsupportedArchitecture
 from engine_core.models.multimodal.interface import InputFamily, Tensors
 from engine_core.models.multimodal.sounds import Qwen2AudioSounds, Qwen3ASRSounds, VoxtralSounds
-from engine_core.models.multimodal.tensor_checks import FLOATS as _FLOATS
-from engine_core.models.multimodal.tensor_checks import INTS as _INTS
-from engine_core.models.multimodal.tensor_checks import check_tensors
-from engine_core.models.multimodal.tensor_checks import wrong_shape as _wrong
+from engine_core.models.multimodal.tensor_checks import FLOATS, INTS, check_tensors, wrong_shape
 
 _QWEN_MOST_PIXELS = 12_845_056
 _INTERN_MOST_TILES = 13
@@ -31,7 +28,7 @@ class _Images:
     has_axes = False
     is_cross_attended = False
     num_added_layers = 0
-    _takes: Mapping[str, tuple[str, ...]] = {"pixel_values": _FLOATS}
+    _takes: Mapping[str, tuple[str, ...]] = {"pixel_values": FLOATS}
 
     def __init__(self, config: Mapping[str, Any]) -> None:
         self._fields = ConfigFields(config)
@@ -47,7 +44,7 @@ class _Images:
         shape = tensors["pixel_values"].shape
         if len(shape) != 4 or not shape[0] or shape[1:] != (3, self._side, self._side):
             wanted = f"[images, 3, {self._side}, {self._side}]"
-            raise ValueError(_wrong("pixel_values", shape, wanted))
+            raise ValueError(wrong_shape("pixel_values", shape, wanted))
         return int(shape[0]) * self._rows_of_one()
 
     def grid(self, tensors: Tensors) -> tuple[int, int]:
@@ -94,19 +91,21 @@ class LlavaImages(_Images):
 class Idefics3Images(_Images):
     """Tiles of one size and a mask of real pixels; `scale_factor`^2 patches make a row."""
 
-    _takes = {"pixel_values": _FLOATS, "pixel_attention_mask": ("uint8", *_INTS)}
+    _takes = {"pixel_values": FLOATS, "pixel_attention_mask": ("uint8", *INTS)}
     _default_side, _patch = 224, 32
 
     def num_rows(self, modality: str, tensors: Tensors) -> int:
         self._check_names(modality, tensors)
         shape = tensors["pixel_values"].shape
         if len(shape) != 5 or shape[0] != 1 or not shape[1] or shape[2] != 3:
-            raise ValueError(_wrong("pixel_values", shape, "[1, tiles, 3, side, side]"))
+            raise ValueError(wrong_shape("pixel_values", shape, "[1, tiles, 3, side, side]"))
         if shape[3:] != (self._side, self._side):
-            raise ValueError(_wrong("pixel_values", shape, f"tiles of {self._side} x {self._side}"))
+            raise ValueError(
+                wrong_shape("pixel_values", shape, f"tiles of {self._side} x {self._side}")
+            )
         mask = tensors["pixel_attention_mask"]
         if mask.shape != (1, shape[1], *shape[3:]):
-            raise ValueError(_wrong("pixel_attention_mask", mask.shape, "that of the pixels"))
+            raise ValueError(wrong_shape("pixel_attention_mask", mask.shape, "that of the pixels"))
         pixels = tensors["pixel_values"][0].reshape(shape[1], -1)
         if not mask.any() or not pixels.any(axis=1).all():
             raise ValueError("a tile of pixel_values is all zeros; leave such padding out")
@@ -137,14 +136,14 @@ class InternVLImages(_Images):
 class PixtralImages(_Images):
     """An image of any size up to a square; `spatial_merge_size`^2 patches make a row."""
 
-    _takes = {"pixel_values": _FLOATS, "image_sizes": _INTS}
+    _takes = {"pixel_values": FLOATS, "image_sizes": INTS}
     _default_side, _patch, _merge = 1024, 16, 2
 
     def num_rows(self, modality: str, tensors: Tensors) -> int:
         self._check_names(modality, tensors)
         sizes, shape = tensors["image_sizes"], tensors["pixel_values"].shape
         if sizes.shape != (1, 2):
-            raise ValueError(_wrong("image_sizes", sizes.shape, "[1, 2]"))
+            raise ValueError(wrong_shape("image_sizes", sizes.shape, "[1, 2]"))
         height, width = (int(number) for number in sizes[0])
         step = self._step
         is_right = all(step <= side <= self._side and side % step == 0 for side in (height, width))
@@ -154,7 +153,7 @@ class PixtralImages(_Images):
                 f"{self._side}; send what the model's own processor makes"
             )
         if shape != (1, 3, height, width):
-            raise ValueError(_wrong("pixel_values", shape, f"[1, 3, {height}, {width}]"))
+            raise ValueError(wrong_shape("pixel_values", shape, f"[1, 3, {height}, {width}]"))
         return height * width // step**2
 
     @property
@@ -187,7 +186,7 @@ class Gemma4Images(_Images):
     `pooling_kernel_size`^2 make a row. The rows of a run see each other, if the text says so."""
 
     is_causal_without_window = True
-    _takes = {"pixel_values": _FLOATS, "image_position_ids": _INTS}
+    _takes = {"pixel_values": FLOATS, "image_position_ids": INTS}
     _looks_ahead: str | None = None
     """`use_bidirectional_attention` of a text that does not have it."""
 
@@ -209,9 +208,9 @@ class Gemma4Images(_Images):
         number = shape[1] if len(shape) == 3 else 0
         if shape != (1, number, values) or not 0 < number <= most or number % self._pool**2:
             wanted = f"[1, patches, {values}] with a multiple of {self._pool**2} up to {most}"
-            raise ValueError(_wrong("pixel_values", shape, wanted))
+            raise ValueError(wrong_shape("pixel_values", shape, wanted))
         if places.shape != (1, number, 2):
-            raise ValueError(_wrong("image_position_ids", places.shape, f"[1, {number}, 2]"))
+            raise ValueError(wrong_shape("image_position_ids", places.shape, f"[1, {number}, 2]"))
         columns, rows = (int(last) + 1 for last in places[0].max(axis=0))
         is_right = 0 < columns * rows <= number and columns % self._pool == rows % self._pool == 0
         if is_right and max(columns, rows) <= self._most_positions:
@@ -245,7 +244,7 @@ class QwenImages(_Images):
     """Patches of an image of any size, and their grid; `spatial_merge_size`^2 make a row."""
 
     has_axes = True
-    _takes = {"pixel_values": _FLOATS, "image_grid_thw": _INTS}
+    _takes = {"pixel_values": FLOATS, "image_grid_thw": INTS}
     _default_side, _patch = 224, 14
 
     def num_rows(self, modality: str, tensors: Tensors) -> int:
@@ -253,7 +252,7 @@ class QwenImages(_Images):
         grid, shape = tensors["image_grid_thw"], tensors["pixel_values"].shape
         merge = self._merge
         if grid.shape != (1, 3):
-            raise ValueError(_wrong("image_grid_thw", grid.shape, "[1, 3]"))
+            raise ValueError(wrong_shape("image_grid_thw", grid.shape, "[1, 3]"))
         time, height, width = (int(number) for number in grid[0])
         if time != 1 or min(height, width) < merge or height % merge or width % merge:
             raise ValueError(
@@ -264,7 +263,7 @@ class QwenImages(_Images):
         channels = self._vision.get("in_channels") or self._vision.get("in_chans") or 3
         values = channels * self._vision.positive_int("temporal_patch_size", 2) * patch**2
         if shape != (height * width, values):
-            raise ValueError(_wrong("pixel_values", shape, f"[{height * width}, {values}]"))
+            raise ValueError(wrong_shape("pixel_values", shape, f"[{height * width}, {values}]"))
         return height * width // merge**2
 
     def grid(self, tensors: Tensors) -> tuple[int, int]:

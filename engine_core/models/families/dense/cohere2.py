@@ -11,9 +11,8 @@ from engine_core.models.config import ModelConfig
 from engine_core.models.config_fields import ConfigFields
 from engine_core.models.decoder_config import (
     head_size_of,
-    layer_types_by,
+    layer_types_of,
     read_decoder,
-    read_layer_types,
     read_window,
     windows_of,
 )
@@ -38,7 +37,7 @@ _PATTERN = 4  # one layer in four sees everything
 def read(fields: ConfigFields) -> ModelConfig:
     num_layers = fields.positive_int("num_hidden_layers")
     every = fields.positive_int("sliding_window_pattern", _PATTERN)
-    kinds = read_layer_types(fields, num_layers) or layer_types_by(every, num_layers)
+    kinds = layer_types_of(fields, num_layers, every)
     rotary = read_rotary(fields, head_size=head_size_of(fields))
     still = RotaryConfig((0.0,) * len(rotary.inverse_frequencies))
     config = read_decoder(

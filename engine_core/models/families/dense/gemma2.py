@@ -9,9 +9,8 @@ from typing import TYPE_CHECKING
 from engine_core.models.config import ModelConfig
 from engine_core.models.config_fields import ConfigFields
 from engine_core.models.decoder_config import (
-    layer_types_by,
+    layer_types_of,
     read_decoder,
-    read_layer_types,
     read_window,
     windows_of,
 )
@@ -39,7 +38,7 @@ def read(fields: ConfigFields) -> ModelConfig:
     if fields.flag("use_bidirectional_attention", False):
         raise UnsupportedArchitecture("use_bidirectional_attention is not supported")
     num_layers = fields.positive_int("num_hidden_layers")
-    kinds = read_layer_types(fields, num_layers) or layer_types_by(_PATTERN, num_layers)
+    kinds = layer_types_of(fields, num_layers, _PATTERN)
     config = read_decoder(
         fields,
         default_max_position=8192,

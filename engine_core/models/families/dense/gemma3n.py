@@ -10,9 +10,8 @@ from engine_core.layers.config import AltUpConfig
 from engine_core.models.config import ModelConfig
 from engine_core.models.config_fields import ConfigFields
 from engine_core.models.decoder_config import (
-    layer_types_by,
+    layer_types_of,
     read_decoder,
-    read_layer_types,
     read_window,
     windows_of,
 )
@@ -56,7 +55,7 @@ _THETA, _LOCAL_THETA = 1_000_000.0, 10_000.0
 def read(fields: ConfigFields) -> ModelConfig:
     fields = fields.with_defaults(_LEFT_OUT)
     num_layers = fields.positive_int("num_hidden_layers")
-    kinds = read_layer_types(fields, num_layers) or layer_types_by(_PATTERN, num_layers)
+    kinds = layer_types_of(fields, num_layers, _PATTERN)
     rotary = read_rotary_by_layer_type(
         fields,
         head_size=fields.positive_int("head_dim"),

@@ -6,9 +6,8 @@ from engine_core.models.config import ModelConfig
 from engine_core.models.config_fields import ConfigFields
 from engine_core.models.decoder_config import (
     head_size_of,
-    layer_types_by,
+    layer_types_of,
     read_decoder,
-    read_layer_types,
     read_window,
     windows_of,
 )
@@ -23,7 +22,7 @@ _THETA = 500_000.0
 
 def read(fields: ConfigFields) -> ModelConfig:
     num_layers = fields.positive_int("num_hidden_layers")
-    kinds = read_layer_types(fields, num_layers) or layer_types_by(_PATTERN, num_layers)
+    kinds = layer_types_of(fields, num_layers, _PATTERN)
     rotary = read_rotary_by_layer_type(
         fields,
         head_size=head_size_of(fields),

@@ -11,9 +11,8 @@ from engine_core.models.config import ModelConfig
 from engine_core.models.config_fields import ConfigFields
 from engine_core.models.decoder_config import (
     head_size_of,
-    layer_types_by,
+    layer_types_of,
     read_decoder,
-    read_layer_types,
     read_window,
     windows_of,
 )
@@ -48,7 +47,7 @@ def read(fields: ConfigFields) -> ModelConfig:
     fields = fields.with_values({ours: fields.get(name) for ours, name in _SPELLED.items()})
     experts = read_deepseek_experts(fields)
     every = fields.positive_int("global_attn_every_n_layers", 4)
-    kinds = read_layer_types(fields, len(experts)) or layer_types_by(every, len(experts))
+    kinds = layer_types_of(fields, len(experts), every)
     rotary = read_rotary(fields, head_size=head_size_of(fields))
     still = RotaryConfig((0.0,) * len(rotary.inverse_frequencies))
     config = read_decoder(

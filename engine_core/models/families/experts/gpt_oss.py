@@ -10,9 +10,9 @@ from engine_core.models.config import ModelConfig
 from engine_core.models.config_fields import ConfigFields
 from engine_core.models.decoder_config import (
     head_size_of,
+    layer_types_of,
     read_decoder,
     read_experts,
-    read_layer_types,
     read_window,
     windows_of,
 )
@@ -45,9 +45,7 @@ def read(fields: ConfigFields) -> ModelConfig:
                 f"{name} {fields.get(name)} is not supported, only {value}"
             )
     num_layers = fields.positive_int("num_hidden_layers", 36)
-    layer_types = read_layer_types(fields, num_layers) or [
-        "full_attention" if layer % 2 else "sliding_attention" for layer in range(num_layers)
-    ]
+    layer_types = layer_types_of(fields, num_layers, 2)
     if not (fields.mapping("rope_scaling") or fields.mapping("rope_parameters")):
         fields = fields.with_values({"rope_parameters": _YARN})
     rotary = read_rotary(fields, head_size=head_size_of(fields, 64), default_theta=150_000.0)
