@@ -311,7 +311,7 @@ class LatentConfig:
         )
         return {
             **dict.fromkeys(("q_proj.weight", "q_b_proj.weight"), (keys, turning)),
-            "k_b_proj.weight": (keys,),
+            "k_b_proj.weight": (HeadRows(self.num_heads, self.rank),),
             **dict.fromkeys(("v_b_proj.weight", "o_proj.weight"), (values,)),
         }
 
@@ -392,6 +392,7 @@ class InterleavedRows:
         num_groups: of rows, such as heads.
         parts: name of each product within the layer, and rows of a group that it has in each of
             its pieces.
+        transposed: names of products that multiply, group by group, with the transposed rows.
         pairs: pieces of a group, by their places in it, that are rotary pairs side by side; the
             product has halves.
     """
@@ -400,6 +401,7 @@ class InterleavedRows:
     num_groups: int
     parts: tuple[tuple[str, tuple[int, ...]], ...]
     pairs: tuple[int, ...] = ()
+    transposed: frozenset[str] = frozenset()
 
     @property
     def num_rows(self) -> int:

@@ -38,11 +38,10 @@ from kernels.interface.weights import LinearWeight, QuantisedTensor, WeightPart
 
 
 class HeadProducts:
-    """A product of each head, whose weights a checkpoint holds below each other: [H * N, E].
+    """A product of each head, whose weights lie below each other: [H * N, E].
 
     Args:
         shape: (N, E).
-        transposed: heads are multiplied with the weight itself, [N] -> [E]; else [E] -> [N].
     """
 
     def __init__(
@@ -51,14 +50,12 @@ class HeadProducts:
         num_heads: int,
         shape: tuple[int, int],
         *,
-        transposed: bool,
         dtype: torch.dtype,
         ops: Operations,
     ) -> None:
         self._name = name
         self._num_heads = num_heads
         self._shape = shape
-        self._transposed = transposed
         self._dtype = dtype
         self._ops = ops
         self._packing = ops.weight_packing(dtype)
@@ -73,30 +70,25 @@ class HeadProducts:
         return {f"{self._name}.weight": store}
 
     def __call__(self, heads: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-        """Inputs of each head [T, inputs] -> its outputs [T, outputs]."""
+        """Inputs of each head [T, E] -> its outputs [T, N]."""
         assert self._weights, f"{self._name} was not loaded"
         pairs = zip(heads, self._weights, strict=True)
         return [self._ops.linear(x_TE, weight) for x_TE, weight in pairs]
 
     def _pack(self, part: WeightPart) -> None:
         assert self._packing is not None
-        if isinstance(part, QuantisedTensor):
-            has_rows = part.arrays.keys() == {"blocks"} and not self._transposed
-            part = part if has_rows else part.dequantise()
+        if isinstance(part, QuantisedTensor) and part.arrays.keys() != {"blocks"}:
+            part = part.dequantise()  # rows of the arrays are not the matrix's
         for head in range(self._num_heads):
             rows_N = torch.arange(head * self._shape[0], (head + 1) * self._shape[0])
             own = part.rows(rows_N) if isinstance(part, QuantisedTensor) else part[rows_N]
-            if self._transposed:
-                assert isinstance(own, torch.Tensor)
-                own = own.T.contiguous()
             self._weights.append(self._packing.pack(f"{self._name}.{head}", [own]))
 
     def _store(self, tensor: torch.Tensor, copy: CopyWeight) -> None:
         weight = torch.empty(tensor.shape, dtype=self._dtype, device=self._ops.device)
         copy(weight, tensor)
         for own_NE in weight.view(self._num_heads, *self._shape):
-            own = own_NE.T.contiguous() if self._transposed else own_NE
-            self._weights.append(self._ops.prepare_linear(own))
+            self._weights.append(self._ops.prepare_linear(own_NE))
 
 
 class LatentAttention:
@@ -156,12 +148,10 @@ class LatentAttention:
             if each is not None
         ]
         self._absorb, self._expand = (
-            HeadProducts(
-                f"{name}.{part}", num_heads, (size, rank), transposed=is_k, dtype=dtype, ops=ops
-            )
-            for part, size, is_k in (
-                ("k_b_proj", config.nope_size, True),
-                ("v_b_proj", config.value_size, False),
+            HeadProducts(f"{name}.{part}", num_heads, shape, dtype=dtype, ops=ops)
+            for part, shape in (
+                ("k_b_proj", (rank, config.nope_size)),
+                ("v_b_proj", (config.value_size, rank)),
             )
         )
         self._output = output

@@ -28,45 +28,41 @@ def paired_heads(spec: ModelSpec, turning: int | None = None) -> tuple[Interleav
     )
 
 
-def interleaved_in(
-    prefix: str, interleaved: Sequence[InterleavedRows], num_rows: int
-) -> list[tuple[str, torch.Tensor]] | None:
-    """Prefix of each product whose rows a tensor holds, and where they are, int64: of all groups
-    the first piece, then the next one. None: it holds one product, or has another number of rows.
-    `prefix`: of the tensor in the checkpoint, without its kind."""
-    import torch
-
-    found = next((each for each in interleaved if prefix.endswith(f".{each.name}")), None)
-    if found is None or num_rows != found.num_rows:
-        return None
-    sizes = [size for _, pieces in found.parts for size in pieces]
-    split = list(torch.split(torch.arange(num_rows).view(found.num_groups, -1), sizes, 1))
-    for piece in found.pairs:
-        split[piece] = split[piece].reshape(found.num_groups, -1, 2).transpose(1, 2)
-    pieces = iter(split)
-    layer = prefix.removesuffix(found.name)
-    return [
-        (f"{layer}{name}", torch.cat([next(pieces).flatten() for _ in own]))
-        for name, own in found.parts
-    ]
-
-
 def taken_apart(
     tensors: Iterable[tuple[str, WeightPart]], interleaved: Sequence[InterleavedRows]
 ) -> Iterator[tuple[str, WeightPart]]:
-    """Tensors of a checkpoint, with such weights and biases replaced by those of the products."""
+    """Tensors of a checkpoint, with such weights and biases replaced by those of the products. One
+    with another number of rows holds one product."""
     from kernels.interface.weights import QuantisedTensor
 
     for name, tensor in tensors:
         prefix, _, kind = name.rpartition(".")
-        rows_by_product = interleaved_in(
-            prefix, interleaved, tensor.shape[0] if tensor.shape else 0
-        )
-        if rows_by_product is None:
+        num_rows = tensor.shape[0] if tensor.shape else 0
+        found = next((each for each in interleaved if prefix.endswith(f".{each.name}")), None)
+        if found is None or num_rows != found.num_rows:
             yield name, tensor
             continue
         if isinstance(tensor, QuantisedTensor) and tensor.arrays.keys() != {"blocks"}:
             tensor = tensor.dequantise()  # rows of the arrays are not the matrix's
-        for product, rows_N in rows_by_product:
+        layer = prefix.removesuffix(found.name)
+        for product, rows_N in _rows_by_product(found):
             own = tensor.rows(rows_N) if isinstance(tensor, QuantisedTensor) else tensor[rows_N]
-            yield f"{product}.{kind}", own
+            if product in found.transposed:
+                floats_NE = own.dequantise() if isinstance(own, QuantisedTensor) else own
+                groups = floats_NE.view(found.num_groups, -1, floats_NE.shape[1])
+                own = groups.transpose(1, 2).flatten(0, 1)
+            yield f"{layer}{product}.{kind}", own
+
+
+def _rows_by_product(found: InterleavedRows) -> Iterator[tuple[str, torch.Tensor]]:
+    """Where each product's rows are, int64: of all groups the first piece, then the next one."""
+    import torch
+
+    sizes = [size for _, pieces in found.parts for size in pieces]
+    rows_GN = torch.arange(found.num_rows).view(found.num_groups, -1)
+    split = list(torch.split(rows_GN, sizes, 1))
+    for piece in found.pairs:
+        split[piece] = split[piece].reshape(found.num_groups, -1, 2).transpose(1, 2)
+    pieces = iter(split)
+    for name, own in found.parts:
+        yield name, torch.cat([next(pieces).flatten() for _ in own])

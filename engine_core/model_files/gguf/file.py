@@ -121,7 +121,7 @@ class GgufFile:
                 if target.is_stack:
                     yield from unstack(target.name, tensor, data)
                     continue
-                is_kept = keeps_blocks and _is_quantised(tensor, 2)
+                is_kept = keeps_blocks and _is_quantised(tensor, 2, 3)
                 if is_kept or tensor.name in self._meta.gguf.in_place:
                     blocks = self._blocks(tensor, data, target.change)
                     yield target.name, self._reordered(target.name, blocks)
@@ -151,12 +151,13 @@ class GgufFile:
         return self.given_tokenizer or build_tokenizer(self._meta, report=self._report)
 
     def _blocks(self, tensor: GgufTensor, data: torch.Tensor, change: Change) -> QuantisedTensor:
+        """The matrix; matrices of three dimensions below each other."""
         import torch
 
         from engine_core.model_files.gguf.dequantize import dequantize
         from kernels.interface.weights import QuantisedTensor
 
-        num_rows, num_inputs = tensor.shape
+        num_rows, num_inputs = math.prod(tensor.shape[:-1]), tensor.shape[-1]
         kind = tensor.quant_type
 
         def decode(arrays: Mapping[str, torch.Tensor]) -> torch.Tensor:

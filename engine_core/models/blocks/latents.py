@@ -114,7 +114,9 @@ def _rows_of(sizes: LatentConfig) -> tuple[InterleavedRows, ...]:
     return (
         InterleavedRows(name, sizes.num_heads, of_query, pairs),
         InterleavedRows(own, 1, ((own, (sizes.rank, sizes.rope_size)),), pairs),
-        InterleavedRows("self_attn.kv_b_proj", sizes.num_heads, (k_b, v_b)),
+        InterleavedRows(
+            "self_attn.kv_b_proj", sizes.num_heads, (k_b, v_b), transposed=frozenset({k_b[0]})
+        ),
     )
 
 

@@ -168,6 +168,36 @@ def test_a_file_gives_the_logits_of_transformers(name, paged_logits, ops, write_
 
 
 @torch.inference_mode()
+@pytest.mark.parametrize("ops", ["cpu"], indirect=True)
+def test_products_of_a_head_keep_their_blocks(paged_logits, ops, write_gguf):
+    """Three dimensions are matrices below each other; they run as other blocks do."""
+    name, kind = "deepseek2, GLM", gguf.GGMLQuantizationType.Q8_0
+    sizes = {"kv_lora_rank": 32, "qk_nope_head_dim": 64, "v_head_dim": 32}
+    sizes |= {"n_routed_experts": 4, "num_experts_per_tok": 4}  # none that roundings choose
+    reference = random_model(config := glm4_moe_lite(**sizes))
+    keys = {f"deepseek2.{key}": value for key, value in keys_of(config, name).items()}
+    written, rounded = tensors_of(config, reference.state_dict(), name), {}
+    for tensor in (name for name in written if "_k_b." in name or "_v_b." in name):
+        blocks = gguf.quants.quantize(written[tensor], kind)
+        rounded[tensor] = torch.from_numpy(gguf.quants.dequantize(blocks, kind))
+        written[tensor] = (blocks, kind)
+    for number, layer in enumerate(reference.model.layers):
+        of_keys, of_values = (rounded[f"blk.{number}.attn_{part}_b.weight"] for part in "kv")
+        heads = torch.cat([of_keys.transpose(1, 2), of_values], 1).flatten(0, 1)
+        layer.self_attn.kv_b_proj.weight.copy_(heads)
+    file = write_gguf({"general.architecture": "deepseek2", **keys}, written)
+    files = open_model_files(str(file), report=print)
+    given = files.tensors(keeps_blocks=True)
+    model = load_model(files.config, given, dtype=torch.float32, ops=ops)
+    num_bytes = sum(each[0].size for each in written.values() if isinstance(each, tuple))
+    assert ops.weight_packing(torch.float32).bytes_by_format()["Q8_0"] == num_bytes
+    token_lists = sequences((19, 5))
+    logits, expected = paged_logits(model, token_lists), full_logits(reference, token_lists)
+    for each, wanted in zip(logits, expected, strict=True):
+        assert (each - wanted).norm() < 0.03 * wanted.norm()
+
+
+@torch.inference_mode()
 @pytest.mark.parametrize("ops", ["torch"], indirect=True)
 def test_a_files_head_for_drafts_has_the_logits_of_the_published_formula(ops, write_gguf):
     """llama.cpp keeps that of GLM-4.7-Flash, as a layer behind the model's own."""

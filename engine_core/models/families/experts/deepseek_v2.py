@@ -119,11 +119,12 @@ def by_sigmoid(meta: Metadata) -> bool:
 
 
 def heads_below_each_other(name: str, part: Any, _config: Fields) -> WeightPart:
-    """`attn_k_b`, of each head the transposed matrix, and `attn_v_b`: as parts of kv_b_proj."""
-    if not name.endswith((".k_b_proj.weight", ".v_b_proj.weight")) or part.ndim != 3:
+    """`attn_k_b`, which has the transposed rows of a head in kv_b_proj, and `attn_v_b`: what the
+    products of a head multiply with, [H, N, E] -> [H * N, E]."""
+    if not name.endswith((".k_b_proj.weight", ".v_b_proj.weight")) or len(part.shape) != 3:
         return part  # type: ignore[no-any-return]
-    heads_HNL: torch.Tensor = part.transpose(1, 2) if ".k_b_proj" in name else part
-    return heads_HNL.flatten(0, 1)
+    heads_HNE: torch.Tensor = part
+    return heads_HNE.flatten(0, 1)
 
 
 FAMILIES = (
