@@ -27,7 +27,8 @@ _Json = Annotated[bool, Parameter(help="Print JSON.", negative="", show=True)]
 _Name = Annotated[
     str,
     Parameter(
-        help="A known name, or an org/name of the Hugging Face hub; org/name:Q4_K_M of GGUF files.",
+        help="A known name (qwen3:8b), an org/name of the Hugging Face hub (org/name:Q4_K_M of "
+        "GGUF files), or the address of a .gguf file.",
         show=True,
     ),
 ]
@@ -54,7 +55,7 @@ def pull(name: _Name, /, *, json: _Json = False) -> None:
 
     shown = Shown(name, prints_json=json)
     try:
-        path, _ = locate_model(name, option="NAME", report=shown.text, progress=shown.bytes)
+        path = locate_model(name, option="NAME", report=shown.text, progress=shown.bytes).path
     finally:
         shown.close()
     num_bytes = size_bytes(path)
@@ -132,10 +133,11 @@ class Shown:
         elif self._bar is None:
             print(line, file=sys.stderr, flush=True)  # noqa: T201
 
-    def bytes(self, done: int, total: int) -> None:
+    def bytes(self, done: int, total: int, digest: str = "") -> None:
         if self._json:
-            status = {"status": f"pulling {self._name}", "completed": done, "total": total}
-            _print(json_format.dumps(status))
+            what = digest.removeprefix("sha256:")[:12] or self._name
+            status = {"status": f"pulling {what}", "completed": done, "total": total}
+            _print(json_format.dumps(status | ({"digest": digest} if digest else {})))
         elif sys.stderr.isatty():
             if self._bar is None:
                 from tqdm import tqdm

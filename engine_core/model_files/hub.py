@@ -1,14 +1,15 @@
 """Models of the Hugging Face hub: which of a repository's files are the model, and their
 download."""
 
+import functools
 import glob
 import re
-import threading
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Any
+from urllib.parse import unquote
 
 from engine_core.model_files.download import DISK_IS_FULL, Progress
 from engine_core.model_files.errors import (
@@ -17,12 +18,18 @@ from engine_core.model_files.errors import (
     ModelNotFound,
     UnsupportedModelFile,
 )
+from engine_core.model_files.transfer import RemoteFile, fetch_files, patiently, progress_bars
 
 _NAME = re.compile(
     r"(?P<host>(?:https?://)?(?:www\.)?(?:huggingface\.co|hf\.co)/|hf://)?"
     r"(?P<id>[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*)"
     r"(?:@(?P<revision>[\w./-]+))?(?::(?P<tag>[\w./-]+))?"
 )
+_ADDRESS = re.compile(
+    r"(?:https?://)?(?:www\.)?(?:huggingface\.co|hf\.co)/(?P<id>[A-Za-z0-9][\w.-]*/[\w.-]+)/"
+    r"(?:resolve|blob|raw|tree)/(?P<revision>refs/[a-z]+/[^/]+|[^/]+)/?(?P<file>.*\.gguf)?.*"
+)
+"""The address of a repository's page, or of one of its files."""
 _DEFAULT_TAG = "Q4_K_M"
 """Ollama's and llama.cpp's, too."""
 
@@ -38,6 +45,7 @@ _SAME_AGAIN = re.compile(
 """Weights that a repository has a second time."""
 _PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl", ".h5", ".msgpack")
 _GGUF = re.compile(r"(?P<stem>.+?)(?:-\d{5}-of-\d{5})?\.gguf", re.IGNORECASE)
+_MMPROJ = re.compile(r"(.*/)?[^/]*mmproj[^/]*\.gguf", re.IGNORECASE)
 NOT_OF_A_MODEL = ("mmproj", "imatrix")
 """Words in the names of GGUF files that go beside a model's."""
 _TYPE = re.compile(r"(?:UD-)?(?:I?Q\d|TQ\d|MXFP4|BF16|F16|F32)\w*$", re.IGNORECASE)
@@ -55,6 +63,9 @@ class HubName:
 def parse_hub_name(name: str) -> HubName | None:
     """As typed, also behind hf.co/ or the address of its page; None: it is none, or rather a
     path."""
+    if (address := _ADDRESS.fullmatch(unquote(name))) is not None:
+        revision = address["revision"]
+        return HubName(address["id"], None if revision == "main" else revision, address["file"])
     found = _NAME.fullmatch(name.removesuffix(":latest"))
     if found is None:
         return None
@@ -73,6 +84,9 @@ def choose_files(hub_name: HubName, names: Sequence[str]) -> tuple[str, ...]:
         match = _GGUF.fullmatch(name)
         if match and not any(word in PurePosixPath(name).name.lower() for word in NOT_OF_A_MODEL):
             ggufs[match["stem"]].append(name)
+    for stem, files in ggufs.items():
+        if f"{stem}.gguf" in files:  # whole, and in parts again
+            ggufs[stem] = [f"{stem}.gguf"]
     weights = [name for name in names if _SAFETENSORS.fullmatch(name)]
     if hub_name.tag is not None or (ggufs and not weights):
         return tuple(_choose_gguf(hub_name, ggufs))
@@ -132,11 +146,28 @@ def _unreadable(hub_name: HubName, names: Sequence[str]) -> Exception:
     )
 
 
+def choose_mmproj(names: Iterable[str]) -> str | None:
+    """Of a repository's files the encoder that goes with its GGUF text, if any."""
+    found = sorted(name for name in names if _MMPROJ.fullmatch(name))
+    for kind in ("F16", "BF16", "Q8_0"):
+        for name in found:
+            if re.search(rf"[-._]{kind}\.gguf$", name, re.IGNORECASE):
+                return name
+    return found[0] if found else None
+
+
 def download_from_hub(
-    hub_name: HubName, *, report: Callable[[str], None], progress: Progress | None = None
-) -> Path:
-    """The folder of a snapshot, or a GGUF file (the first part), from the hub's cache where it is
-    complete.
+    hub_name: HubName,
+    *,
+    report: Callable[[str], None],
+    progress: Progress | None = None,
+    wants_mmproj: bool = True,
+) -> tuple[Path, Path | None]:
+    """The folder of a snapshot, or a GGUF file (the first part) and the mmproj file that goes with
+    it, from the hub's cache where it is complete.
+
+    What is large comes into the cache by `fetch_files`, which resumes it and checks its SHA-256;
+    the hub's own client then has small files to fetch, and links to make.
     Raises ModelFilesError: nothing there can be read; or no such model, no access, no network."""
     from huggingface_hub import snapshot_download  # half a second, and only needed here
     from huggingface_hub.errors import (
@@ -149,15 +180,34 @@ def download_from_hub(
     model_id = hub_name.id
     report(f"looking for {model_id} on the Hugging Face hub")
     try:
-        files = choose_files(hub_name, _file_names(hub_name))
-        bars = None if progress is None else _bars_to(progress)
-        folder = snapshot_download(
+        commit, names, large = _listing(hub_name, report)
+        try:
+            files = choose_files(hub_name, names)
+        except ModelFilesError as error:
+            if commit is not None:
+                raise
+            raise DownloadFailed(
+                f"the hub's cache does not have it ({error}), and the Hugging Face hub cannot be "
+                "reached; check the network and HF_HUB_OFFLINE"
+            ) from error
+        is_gguf = _GGUF.fullmatch(files[0]) is not None
+        mmproj = choose_mmproj(names) if is_gguf and wants_mmproj else None
+        wanted = [*files, *([mmproj] if mmproj else [])]
+        if commit is not None:
+            blobs = _blobs(
+                hub_name, commit, {name: large[name] for name in wanted if name in large}
+            )
+            fetch_files(blobs, report=report, progress=progress)
+        link = functools.partial(
+            snapshot_download,
             model_id,
             revision=hub_name.revision,
-            allow_patterns=[glob.escape(name) for name in files],
-            tqdm_class=bars,
+            local_files_only=commit is None,
+            allow_patterns=[glob.escape(name) for name in wanted],
+            tqdm_class=None if progress is None else progress_bars(lambda _: None, hidden=True),
         )
-        return Path(folder, files[0]) if _GGUF.fullmatch(files[0]) else Path(folder)
+        folder = Path(patiently(link, report))
+        return folder / files[0] if is_gguf else folder, folder / mmproj if mmproj else None
     except ModelFilesError:
         raise
     except GatedRepoError as error:
@@ -183,54 +233,67 @@ def download_from_hub(
     except Exception as error:  # the hub's client and its HTTP stack raise of many kinds
         if isinstance(error, OSError) and error.errno in DISK_IS_FULL:
             raise DownloadFailed(
-                f"the disk is full: {model_id} could not be fetched whole; free some space, or set "
-                "HF_HOME to a folder on another disk"
+                f"the disk is full: {model_id} could not be fetched whole ({error.strerror}); free "
+                "some space, or set HF_HOME to a folder on another disk"
             ) from error
         reason = next(iter(str(error).strip().splitlines()), "") or type(error).__name__
+        is_token = "401" in reason
+        advice = "check HF_TOKEN, or log in with `hf auth login`" if is_token else "check the name"
         raise DownloadFailed(
-            f"{model_id} could not be downloaded from the Hugging Face hub: {reason}; check the "
-            f"name, or pass a folder or .gguf file as --model"
+            f"{model_id} could not be downloaded from the Hugging Face hub: {reason}; {advice}, or "
+            "pass a folder or .gguf file as --model"
         ) from error
 
 
-def _file_names(hub_name: HubName) -> list[str]:
-    """Of the repository; where the hub cannot say it, of what its cache holds."""
+def _listing(
+    hub_name: HubName, report: Callable[[str], None]
+) -> tuple[str | None, list[str], dict[str, tuple[str, int]]]:
+    """The commit of a repository, its files, and SHA-256 and bytes of the large ones; without a
+    commit the files that the cache has, where the hub cannot say it."""
     from huggingface_hub import HfApi, snapshot_download
-    from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError
+    from huggingface_hub.errors import LocalEntryNotFoundError
+
+    def ask() -> Any:
+        return HfApi().repo_info(hub_name.id, revision=hub_name.revision, files_metadata=True)
 
     try:
-        return list(HfApi().list_repo_files(hub_name.id, revision=hub_name.revision))
-    except Exception as error:  # as below
+        info = ask()
+    except Exception:  # as below
         try:
             cached = snapshot_download(
                 hub_name.id, revision=hub_name.revision, local_files_only=True, allow_patterns=["-"]
             )
         except LocalEntryNotFoundError:
-            if isinstance(error, HfHubHTTPError):
-                raise error from None
-            raise
-        files = (path for path in Path(cached).rglob("*") if path.is_file())
-        return [path.relative_to(cached).as_posix() for path in files]
+            info = patiently(ask, report)
+        else:
+            files = (path for path in Path(cached).rglob("*") if path.is_file())
+            return None, [path.relative_to(cached).as_posix() for path in files], {}
+    large = {each.rfilename: (each.lfs.sha256, each.lfs.size) for each in info.siblings if each.lfs}
+    return info.sha, [each.rfilename for each in info.siblings], large
 
 
-def _bars_to(progress: Progress) -> type:
-    """A progress bar for the hub's client that shows nothing and passes its bytes on."""
-    from tqdm.auto import tqdm
+def _blobs(
+    hub_name: HubName, commit: str, large: dict[str, tuple[str, int]]
+) -> Iterator[RemoteFile]:
+    """Those that the hub's cache does not have. Files so large that only Xet has them are left to
+    the hub's client."""
+    from huggingface_hub import constants, hf_hub_url, try_to_load_from_cache
+    from huggingface_hub.file_download import repo_folder_name
+    from huggingface_hub.utils import build_hf_headers
 
-    lock = threading.Lock()  # files are fetched by several threads
-    most = 0  # the hub's client has two bars: of bytes that came, and of those that were written
-
-    class Bar(tqdm):  # type: ignore[misc]
-        def __init__(self, *args: Any, **more: Any) -> None:
-            self._counts_bytes = more.get("unit") == "B"
-            super().__init__(*args, **{**more, "disable": True})
-
-        def update(self, n: float | None = 1) -> None:
-            nonlocal most
-            with lock:
-                self.n += n or 0
-                if self._counts_bytes and self.total:
-                    most = max(most, min(int(self.n), int(self.total)))
-                    progress(most, int(self.total))
-
-    return Bar
+    folder = repo_folder_name(repo_id=hub_name.id, repo_type="model")
+    cache, headers = Path(constants.HF_HUB_CACHE), build_hf_headers()
+    for name, (sha256, num_bytes) in large.items():
+        is_here = isinstance(try_to_load_from_cache(hub_name.id, name, revision=commit), str)
+        if is_here or num_bytes > constants.MAX_HTTP_DOWNLOAD_SIZE:
+            continue
+        blob = cache / folder / "blobs" / sha256
+        yield RemoteFile(
+            url=hf_hub_url(hub_name.id, name, revision=commit),
+            target=blob,
+            partial=blob.with_name(f"{sha256}.incomplete"),
+            lock=cache / ".locks" / folder / f"{sha256}.lock",
+            num_bytes=num_bytes,
+            sha256=sha256,
+            headers=headers,
+        )

@@ -2,14 +2,10 @@
 
 import re
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 
-from engine_core.model_files.download import (
-    Progress,
-    describe_known_models,
-    fetch_known_model,
-    find_known_model,
-)
+from engine_core.model_files.download import KnownModel, Progress, fetch_known_model
 from engine_core.model_files.errors import (
     BrokenModelFile,
     ModelFilesError,
@@ -17,6 +13,7 @@ from engine_core.model_files.errors import (
     UnsupportedModelFile,
     unreadable,
 )
+from engine_core.model_files.file_url import FileUrl, fetch_url
 from engine_core.model_files.gguf.config import GgufMetadata
 from engine_core.model_files.gguf.file import GgufFile
 from engine_core.model_files.gguf.header import read_gguf_header
@@ -24,9 +21,21 @@ from engine_core.model_files.gguf.mmproj import Mmproj
 from engine_core.model_files.gguf.tokenizer import build_tokenizer
 from engine_core.model_files.hf_folder import HfFolder
 from engine_core.model_files.hf_tokenizer import read_folder_tokenizer
-from engine_core.model_files.hub import NOT_OF_A_MODEL, download_from_hub, parse_hub_name
+from engine_core.model_files.hub import NOT_OF_A_MODEL, HubName, download_from_hub
 from engine_core.model_files.interface import ModelFiles, TokenizerFiles
+from engine_core.model_files.names import describe_known_names, resolve_name
 from engine_core.model_files.stored import marked_as_used
+
+
+@dataclass(frozen=True, slots=True)
+class Located:
+    """The folder or file of a model, the name to show where the path does not tell it, and the
+    encoder that came along with a GGUF text."""
+
+    path: Path
+    name: str | None = None
+    mmproj: Path | None = None
+
 
 _LATER_PART = re.compile(r".*-(?!00001)\d{5}-of-\d{5}\.gguf")
 
@@ -45,15 +54,17 @@ def open_model_files(
 
     Args:
         model: in this order a folder, a .gguf file, a known name, an `org/name` of the hub, with
-            `@revision` and the `:tag` of a GGUF file.
+            `@revision` and the `:tag` of a GGUF file, or the address of a .gguf file.
         tokenizer: the same, or a tokenizer.json, to take the tokenizer from instead.
         option: that names the model, for messages.
         mmproj: the file of a GGUF text's encoder; with `finds_mmproj` that beside it, if one fits.
         report: gets a line before and during everything that takes seconds.
     """
-    files = _open(model, option=option, report=report)
+    wants_mmproj = finds_mmproj and mmproj is None
+    found = locate_model(model, option=option, report=report, wants_mmproj=wants_mmproj)
+    files = _open(found, report)
     if isinstance(files, GgufFile) and (mmproj is not None or finds_mmproj):
-        _add_encoder(files, mmproj, report)
+        _add_encoder(files, mmproj, found.mmproj, report)
     elif mmproj is not None:
         raise UnsupportedModelFile(
             f"--mmproj {mmproj} is for a GGUF file, and {files.path} is a folder; omit it"
@@ -63,25 +74,29 @@ def open_model_files(
     return files
 
 
-def _open(model: str, *, option: str, report: Callable[[str], None]) -> ModelFiles:
-    path, name = locate_model(model, option=option, report=report)
+def _open(found: Located, report: Callable[[str], None]) -> ModelFiles:
+    path = found.path
     try:
         if not path.is_dir():
             return GgufFile(path, report=report)
         if not (path / "config.json").is_file() and (gguf := _only_gguf(path)) is not None:
             return GgufFile(gguf, report=report)
-        return HfFolder(path, name=name)
+        return HfFolder(path, name=found.name)
     except OSError as error:
         raise BrokenModelFile(unreadable(error, path)) from error
 
 
-def _add_encoder(text: GgufFile, named: Path | None, report: Callable[[str], None]) -> None:
-    """The encoder that is named, or else the one beside the text that fits it."""
+def _add_encoder(
+    text: GgufFile, named: Path | None, fetched: Path | None, report: Callable[[str], None]
+) -> None:
+    """The encoder that is named, or else the one that was fetched with the text, or lies beside
+    it, if it fits."""
     if named is not None:
         text.mmproj = Mmproj(named, text)
     else:
         found = []
-        for file in sorted(text.path.parent.glob("*.[gG][gG][uU][fF]")):
+        beside = sorted(text.path.parent.glob("*.[gG][gG][uU][fF]"))
+        for file in [fetched] if fetched is not None else beside:
             if "mmproj" in file.name.lower():
                 try:
                     found.append(Mmproj(file, text))
@@ -102,9 +117,9 @@ def locate_model(
     option: str,
     report: Callable[[str], None],
     progress: Progress | None = None,
-) -> tuple[Path, str | None]:
-    """Path of the folder or file, fetched if need be, and the name to show where the path does not
-    tell it.
+    wants_mmproj: bool = True,
+) -> Located:
+    """A path as it is, else what the name means (`resolve_name`), fetched if need be.
 
     Raises:
         ModelNotFound, DownloadFailed.
@@ -117,18 +132,24 @@ def locate_model(
     except (OSError, RuntimeError, ValueError) as error:  # ~nobody, a NUL, a loop of links
         raise ModelNotFound(f"{model!r} cannot be looked at: {error}; check it") from error
     if exists:
-        return path, None
-    known = find_known_model(model)
-    if known is not None:
-        return marked_as_used(fetch_known_model(known, report=report, progress=progress)), None
-    hub_name = parse_hub_name(model)
-    if hub_name is not None:
-        return marked_as_used(download_from_hub(hub_name, report=report, progress=progress)), model
+        return Located(path)
+    match resolve_name(model):
+        case KnownModel() as known:
+            return Located(
+                marked_as_used(fetch_known_model(known, report=report, progress=progress))
+            )
+        case HubName() as name:
+            fetched, mmproj = download_from_hub(
+                name, report=report, progress=progress, wants_mmproj=wants_mmproj
+            )
+            return Located(marked_as_used(fetched), model, mmproj)
+        case FileUrl() as url:
+            return Located(marked_as_used(fetch_url(url, report=report, progress=progress)))
     if _looks_like_a_path(model):
         raise ModelNotFound(f"{path} does not exist; check the path given as {option}")
     raise ModelNotFound(
         f"{model!r} is neither a file or folder here nor a known name; "
-        f"{describe_known_models(model)}; or give a path, or a hub id such as org/name or "
+        f"{describe_known_names(model)}; or give a path, or a hub id such as org/name or "
         "org/name:Q4_K_M"
     )
 
@@ -158,7 +179,7 @@ def _only_gguf(folder: Path) -> Path | None:
 
 
 def _open_tokenizer(source: str, *, report: Callable[[str], None]) -> TokenizerFiles:
-    path, _ = locate_model(source, option="--tokenizer", report=report)
+    path = locate_model(source, option="--tokenizer", report=report, wants_mmproj=False).path
     if path.is_dir():
         found = read_folder_tokenizer(path)
     elif path.suffix == ".gguf":

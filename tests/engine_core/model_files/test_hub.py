@@ -3,7 +3,7 @@
 import pytest
 
 from engine_core.model_files.errors import ModelNotFound, UnsupportedModelFile
-from engine_core.model_files.hub import HubName, choose_files, parse_hub_name
+from engine_core.model_files.hub import HubName, choose_files, choose_mmproj, parse_hub_name
 
 DESCRIBED = ["config.json", "tokenizer.json", "README.md"]
 BARTOWSKI = [
@@ -29,6 +29,17 @@ UNSLOTH = [
         ("org/name:file.Q4_K_M.gguf", HubName("org/name", tag="file.Q4_K_M.gguf")),
         ("org/name@refs/pr/3", HubName("org/name", revision="refs/pr/3")),
         ("org/name@v1:Q8_0", HubName("org/name", revision="v1", tag="Q8_0")),
+        ("https://huggingface.co/org/name/tree/main", HubName("org/name")),
+        ("https://huggingface.co/org/name/blob/main/config.json", HubName("org/name")),
+        (
+            "https://huggingface.co/org/name/resolve/main/q8/m-Q8_0.gguf?download=true",
+            HubName("org/name", tag="q8/m-Q8_0.gguf"),
+        ),
+        (
+            "hf.co/org/name/blob/refs%2Fpr%2F3/m.gguf",
+            HubName("org/name", revision="refs/pr/3", tag="m.gguf"),
+        ),
+        ("https://huggingface.co/datasets/org/name", None),
         ("models/file.gguf", None),
         ("a/b/c", None),
         ("./org/name", None),
@@ -59,6 +70,7 @@ def test_a_name_of_the_hub_is_known_however_it_is_typed(typed, means):
             [f"BF16/Qwen3-VL-BF16-0000{i}-of-00002.gguf" for i in (1, 2)],
         ),
         (["only-Q5_1.gguf", "mmproj-only.gguf"], None, ["only-Q5_1.gguf"]),
+        (["m-Q8_0-00001-of-00002.gguf", "m-Q8_0.gguf"], "Q8_0", ["m-Q8_0.gguf"]),
         (["a.Q4_K_M-imat.gguf", "a.Q8_0-imat.gguf"], None, ["a.Q4_K_M-imat.gguf"]),
         ([*DESCRIBED, "model.safetensors", "m-Q8_0.gguf"], "Q8_0", ["m-Q8_0.gguf"]),
     ],
@@ -104,6 +116,19 @@ def test_where_no_file_is_meant_the_choices_are_said(names, tag, words):
 def test_weights_are_fetched_once(more, dropped):
     chosen = choose_files(HubName("org/name"), [*DESCRIBED, *more, *dropped])
     assert set(chosen) == {"config.json", "tokenizer.json", *more}
+
+
+@pytest.mark.parametrize(
+    ("names", "chosen"),
+    [
+        (BARTOWSKI, None),
+        (["mmproj-BF16.gguf", "mmproj-F16.gguf", "mmproj-F32.gguf"], "mmproj-F16.gguf"),
+        (["x/mmproj-m-Q8_0.gguf", "mmproj-m-bf16.gguf"], "mmproj-m-bf16.gguf"),
+        (["b/m.gguf", "m.mmproj.gguf"], "m.mmproj.gguf"),
+    ],
+)
+def test_of_a_texts_encoders_the_one_in_16_bits_is_chosen(names, chosen):
+    assert choose_mmproj(names) == chosen
 
 
 def test_pickles_are_refused_before_they_are_fetched():

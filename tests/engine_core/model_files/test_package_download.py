@@ -125,7 +125,7 @@ def test_pull_refuses_unknown_names_and_wrong_usage() -> None:
 
     unknown = run("smolm2")
     assert unknown.returncode == 3
-    assert "did you mean smollm2?" in unknown.stderr
+    assert "did you mean smollm2" in unknown.stderr
     assert unknown.stdout == ""
     assert run().returncode == 2
 
