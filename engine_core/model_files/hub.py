@@ -79,17 +79,10 @@ def choose_files(hub_name: HubName, names: Sequence[str]) -> tuple[str, ...]:
     safetensors with what describes them.
     Raises ModelFilesError: there is none that can be read, or several and no tag that says which.
     """
-    ggufs: defaultdict[str, list[str]] = defaultdict(list)
-    for name in sorted(names):
-        match = _GGUF.fullmatch(name)
-        if match and not any(word in PurePosixPath(name).name.lower() for word in NOT_OF_A_MODEL):
-            ggufs[match["stem"]].append(name)
-    for stem, files in ggufs.items():
-        if f"{stem}.gguf" in files:  # whole, and in parts again
-            ggufs[stem] = [f"{stem}.gguf"]
+    ggufs = gguf_files(names)
     weights = [name for name in names if _SAFETENSORS.fullmatch(name)]
     if hub_name.tag is not None or (ggufs and not weights):
-        return tuple(_choose_gguf(hub_name, ggufs))
+        return tuple(choose_gguf(hub_name, ggufs))
     if not weights:
         raise _unreadable(hub_name, names)
     if "config.json" not in names:
@@ -108,8 +101,28 @@ def choose_files(hub_name: HubName, names: Sequence[str]) -> tuple[str, ...]:
     return (*(once or weights), *(name for name in names if _SMALL_FILES.fullmatch(name)))
 
 
-def _choose_gguf(hub_name: HubName, ggufs: dict[str, list[str]]) -> list[str]:
-    """Raises ModelNotFound: none has that tag, or several have."""
+def gguf_files(names: Iterable[str]) -> dict[str, list[str]]:
+    """A repository's GGUF files of models: by the stem of its name each one, or its parts."""
+    found: defaultdict[str, list[str]] = defaultdict(list)
+    for name in sorted(names):
+        match = _GGUF.fullmatch(name)
+        if match and not any(word in PurePosixPath(name).name.lower() for word in NOT_OF_A_MODEL):
+            found[match["stem"]].append(name)
+    for stem, files in found.items():
+        if f"{stem}.gguf" in files:  # whole, and in parts again
+            found[stem] = [f"{stem}.gguf"]
+    return found
+
+
+def gguf_tags(stems: Sequence[str]) -> list[str]:
+    """What to call each of a repository's GGUF files: by their types, if these are different."""
+    labels = [match[0] if (match := _TYPE.search(stem)) else stem for stem in stems]
+    return labels if len(set(labels)) == len(labels) else list(stems)
+
+
+def choose_gguf(hub_name: HubName, ggufs: dict[str, list[str]]) -> list[str]:
+    """The parts of the one that a name means. Raises ModelNotFound: none has that tag, or several
+    have."""
     if hub_name.tag is None and len(ggufs) == 1:
         return next(iter(ggufs.values()))
     tag = hub_name.tag or _DEFAULT_TAG
@@ -126,8 +139,7 @@ def _choose_gguf(hub_name: HubName, ggufs: dict[str, list[str]]) -> list[str]:
             break
     if not ggufs:
         raise ModelNotFound(f"{hub_name.id} has no GGUF file; name it without :{hub_name.tag}")
-    labels = [match[0] if (match := _TYPE.search(stem)) else stem for stem in ggufs]
-    choices = labels if len(set(labels)) == len(labels) else list(ggufs)
+    choices = gguf_tags([*ggufs])
     raise ModelNotFound(
         f"{hub_name.id} has {'several' if found else 'no'} GGUF files of type {tag}; name one of "
         f"{', '.join(choices)}, as {hub_name.id}:{choices[0]}"

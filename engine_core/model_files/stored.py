@@ -8,13 +8,17 @@ import os
 import re
 import shutil
 import time
-from collections import Counter
-from collections.abc import Iterator
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
-from engine_core.model_files.download import KNOWN_MODELS, find_known_model
+from engine_core.model_files.download import KNOWN_MODELS, KnownModel
 from engine_core.model_files.errors import ModelFilesError, ModelNotFound
+from engine_core.model_files.file_url import FileUrl, stored_path, stored_urls
 from engine_core.model_files.gguf.header import read_gguf_header
+from engine_core.model_files.hub import HubName, choose_gguf, gguf_files, gguf_tags
+from engine_core.model_files.names import resolve_name
 from protocol.running_daemons import running_daemons
 
 
@@ -28,6 +32,9 @@ class StoredModel:
     format: str
     last_used_s: float
     revisions: tuple[str, ...] = ()
+    """Revisions in the hub's cache that go with it whole."""
+    files: tuple[Path, ...] = ()
+    """What goes with it, where that is neither whole revisions nor `path`."""
 
 
 def stored_models() -> list[StoredModel]:
@@ -36,25 +43,20 @@ def stored_models() -> list[StoredModel]:
     Raises:
         ModelFilesError: this user has no home folder.
     """
-    found = [*_known_models(), *_hub_models()]
+    of_hub = (model for repo in _hub_repos() for model in _hub_models(repo))
+    found = [*_known_models(), *_models_of_urls(), *of_hub]
     return sorted(found, key=lambda model: -model.last_used_s)
 
 
 def remove_stored_model(name: str) -> StoredModel:
-    """
+    """A model of the user's cache, one of a repository's GGUF files, or all that the hub's cache
+    has of a repository, or of a revision. What another revision has, too, stays.
+
     Raises:
         ModelNotFound: it was not fetched.
         ModelFilesError: a daemon uses it, or it cannot be deleted.
     """
-    known = find_known_model(name)
-    stored = stored_models()
-    model = next((each for each in stored if each.name == (known.name if known else name)), None)
-    if model is None:
-        names = ", ".join(each.name for each in stored) or "none"
-        raise ModelNotFound(
-            f"{name!r} is not a fetched model ({names}); a file or folder of your own is yours to "
-            "delete"
-        )
+    model = _find(name)
     for daemon in running_daemons():
         if Path(daemon.files).is_relative_to(model.path.resolve()):
             raise ModelFilesError(
@@ -69,10 +71,32 @@ def remove_stored_model(name: str) -> StoredModel:
         elif model.path.is_dir():
             shutil.rmtree(model.path)
         else:
-            model.path.unlink()
+            for file in model.files or [model.path]:
+                file.unlink(missing_ok=True)
     except OSError as error:
         raise ModelFilesError(f"{model.path} cannot be deleted: {error.strerror}") from error
     return model
+
+
+def _find(name: str) -> StoredModel:
+    """Raises ModelNotFound: it was not fetched."""
+    meant, stored = resolve_name(name), stored_models()
+    found: Iterable[StoredModel] = ()
+    match meant:
+        case KnownModel():
+            found = (model for model in stored if model.name == meant.name)
+        case FileUrl():
+            found = (model for model in stored if model.path == stored_path(meant.url))
+        case HubName():
+            repos = (repo for repo in _hub_repos() if repo.repo_id == meant.id)
+            found = (model for repo in repos for model in _hub_models(repo, meant))
+    for model in found:
+        return model
+    names = ", ".join(model.name for model in stored) or "none"
+    raise ModelNotFound(
+        f"{name!r} is not a fetched model ({names}); a file or folder of your own is yours to "
+        "delete"
+    )
 
 
 def marked_as_used(path: Path) -> Path:
@@ -85,12 +109,15 @@ def marked_as_used(path: Path) -> Path:
 
 def size_bytes(path: Path) -> int:
     """Bytes of a model's weights; of a GGUF file in parts all of them."""
-    if path.is_file():
-        numbered = re.sub(r"-\d{5}(-of-\d{5}\.gguf)$", r"-?????\1", glob.escape(path.name))
-        return sum(part.stat().st_size for part in path.parent.glob(numbered))
-    return sum(
-        file.stat().st_size for kind in ("safetensors", "gguf") for file in path.glob(f"*.{kind}")
-    )
+    files = _parts(path)
+    if path.is_dir():
+        files = [file for kind in ("safetensors", "gguf") for file in path.glob(f"*.{kind}")]
+    return sum(file.stat().st_size for file in files)
+
+
+def _parts(first: Path) -> list[Path]:
+    numbered = re.sub(r"-\d{5}(-of-\d{5}\.gguf)$", r"-?????\1", glob.escape(first.name))
+    return sorted(first.parent.glob(numbered))
 
 
 def _known_models() -> Iterator[StoredModel]:
@@ -115,31 +142,85 @@ def _gguf_format(file: Path) -> str:
     return "gguf, damaged"
 
 
-def _hub_models() -> Iterator[StoredModel]:
+def _models_of_urls() -> Iterator[StoredModel]:
+    for url, path in stored_urls():
+        used_s = path.stat().st_atime
+        yield StoredModel(
+            url, path, size_bytes(path), _gguf_format(path), used_s, files=tuple(_parts(path))
+        )
+
+
+def _hub_repos() -> list[Any]:
     from huggingface_hub import scan_cache_dir
     from huggingface_hub.errors import CacheNotFound
 
     try:
-        repos = scan_cache_dir().repos
+        return [repo for repo in scan_cache_dir().repos if repo.repo_type == "model"]
     except CacheNotFound:
-        return
-    for repo in repos:
-        files = {file.file_name: file for each in repo.revisions for file in each.files}
-        ggufs = [file.file_path for name, file in files.items() if name.endswith(".gguf")]
-        if repo.repo_type != "model" or not (
-            ggufs or any(name.endswith(".safetensors") for name in files)
-        ):
-            continue
-        kind = _gguf_format(min(ggufs)) if ggufs else "safetensors"
-        if len(ggufs) > 1:
-            kind += f" and {len(ggufs) - 1} more"
-        with contextlib.suppress(KeyError, OSError, ValueError, TypeError):
-            config = json.loads(files["config.json"].file_path.read_bytes())
-            quantised = config.get("quantization_config") or {}
-            kind += " " + (
-                quantised.get("quant_method") or config.get("dtype") or config["torch_dtype"]
+        return []
+
+
+def _hub_models(repo: Any, meant: HubName | None = None) -> Iterator[StoredModel]:
+    """Each model that the hub's cache has of a repository; or what a name means, which without a
+    tag is all of it.
+
+    Raises:
+        ModelNotFound: none that is here has the name's tag.
+    """
+    revision = meant and meant.revision
+    revisions = [
+        each for each in repo.revisions if revision in (None, each.commit_hash, *each.refs)
+    ]
+    files: defaultdict[str, list[Any]] = defaultdict(list)
+    for each in revisions:
+        for file in each.files:
+            files[file.file_path.relative_to(each.snapshot_path).as_posix()].append(file)
+    hashes = tuple(each.commit_hash for each in revisions)
+    ggufs = gguf_files(files)
+    has_safetensors = any(name.endswith(".safetensors") for name in files)
+    if meant is not None and meant.tag is not None:
+        chosen = choose_gguf(meant, ggufs)
+    for names, tag in zip(ggufs.values(), gguf_tags([*ggufs]), strict=True):
+        if meant is None or (meant.tag is not None and names == chosen):
+            own = {file.file_path: file for name in names for file in files[name]}
+            others = (file for each in repo.revisions for file in each.files)
+            kept = {_blob(file.file_path) for file in others if file.file_path not in own}
+            is_alone = len(ggufs) + has_safetensors == 1
+            yield StoredModel(
+                f"{repo.repo_id}:{tag}",
+                files[names[0]][0].file_path,
+                _num_bytes(own.values()),
+                _gguf_format(files[names[0]][0].file_path),
+                max(file.blob_last_accessed for file in own.values()),
+                revisions=hashes if is_alone else (),
+                files=(*own, *({_blob(link) for link in own} - kept)),
             )
-        revisions = tuple(each.commit_hash for each in repo.revisions)
+    if hashes and (has_safetensors if meant is None else meant.tag is None):
+        rest = {*files} - {name for names in ggufs.values() for name in names if meant is None}
         yield StoredModel(
-            repo.repo_id, repo.repo_path, repo.size_on_disk, kind, repo.last_accessed, revisions
+            repo.repo_id,
+            repo.repo_path,
+            _num_bytes(file for name in rest for file in files[name]),
+            "safetensors" + _stored_dtype(files),
+            repo.last_accessed,
+            revisions=hashes,
         )
+
+
+def _blob(link: Path) -> Path:
+    """What a file of a snapshot is in its repository's cache: itself, or where its link leads."""
+    target = link.parent / link.readlink() if link.is_symlink() else link
+    return target.parent.resolve() / target.name
+
+
+def _num_bytes(files: Iterable[Any]) -> int:
+    return sum({_blob(file.file_path): file.size_on_disk for file in files}.values())
+
+
+def _stored_dtype(files: Mapping[str, Sequence[Any]]) -> str:
+    with contextlib.suppress(LookupError, OSError, ValueError, TypeError):
+        config = json.loads(files["config.json"][0].file_path.read_bytes())
+        quantised = config.get("quantization_config") or {}
+        dtype = quantised.get("quant_method") or config.get("dtype") or config["torch_dtype"]
+        return f" {dtype}"
+    return ""

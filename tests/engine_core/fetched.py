@@ -60,16 +60,16 @@ def tiny_archive(folder, monkeypatch):
     )
 
 
-def fetched_hub_model(cache, name):
-    """As huggingface_hub lays it out. Returns its snapshot."""
+def fetched_hub_model(cache, name, contents=None, revision="a" * 40):
+    """As huggingface_hub lays it out: equal contents are one blob. Returns its snapshot."""
     repo = cache / f"models--{name.replace('/', '--')}"
-    revision = "a" * 40
     snapshot = repo / "snapshots" / revision
     for folder in (snapshot, repo / "blobs", repo / "refs"):
-        folder.mkdir(parents=True)
+        folder.mkdir(parents=True, exist_ok=True)
     (repo / "refs" / "main").write_text(revision)
-    contents = {"config.json": json.dumps({"dtype": "bfloat16"}), "model.safetensors": "x" * 100}
-    for number, (file, content) in enumerate(contents.items()):
-        (repo / "blobs" / str(number)).write_text(content)
-        (snapshot / file).symlink_to(f"../../blobs/{number}")
+    usual = {"config.json": json.dumps({"dtype": "bfloat16"}), "model.safetensors": "x" * 100}
+    for file, content in (contents or usual).items():
+        blob = hashlib.sha256(content.encode()).hexdigest()
+        (repo / "blobs" / blob).write_text(content)
+        (snapshot / file).symlink_to(f"../../blobs/{blob}")
     return snapshot

@@ -10,6 +10,7 @@ from fetched import fetched_hub_model, tiny_model
 from engine_core import cli
 from engine_core.model_commands import Shown
 from engine_core.model_files import download, stored
+from engine_core.model_files.file_url import stored_path
 from protocol.running_daemons import RunningDaemon, listed
 
 
@@ -123,6 +124,48 @@ def test_a_model_of_the_hub_is_listed_with_its_format_and_removed_whole(run, mac
     assert run("rm", "org/name")[0] == 0
     assert names(run) == []
     assert not snapshot.exists()
+
+
+def test_one_of_a_repositorys_files_is_removed_and_what_others_share_stays(run, machine):
+    old, new = (
+        fetched_hub_model(machine / "hub", "org/name", contents, revision=number * 40)
+        for number, contents in (
+            ("a", {"m-Q4_K_M.gguf": "four", "m-Q8_0.gguf": "eight", "x-Q6_K.gguf": "same"}),
+            ("b", {"m-Q4_K_M.gguf": "four and more", "m-Q6_K.gguf": "same", "mmproj.gguf": "eye"}),
+        )
+    )
+    kinds = ("m-Q4_K_M", "m-Q6_K", "m-Q8_0", "x-Q6_K")
+    assert sorted(names(run)) == [f"org/name:{kind}" for kind in kinds]
+    served = str((old / "m-Q8_0.gguf").resolve())
+    with listed(RunningDaemon(pid=4711, model="n", address="ipc:///x", files=served)):
+        assert "4711" in run("rm", "org/name:Q8_0")[2]
+        code, out, _ = run("rm", "org/name:q4_k_m")
+    assert (code, out) == (0, "removed org/name:m-Q4_K_M: 0 MB are free again\n")
+    blobs = sorted(file.read_text() for file in (machine / "hub/models--org--name/blobs").iterdir())
+    assert blobs == ["eight", "eye", "same"]
+    assert run("rm", "org/name:m-Q6_K")[0] == 0
+    assert (old / "x-Q6_K.gguf").read_text() == "same"
+    assert not (new / "m-Q6_K.gguf").is_symlink()
+    assert "no GGUF files of type Q5_0; name one of" in run("rm", "org/name:Q5_0")[2]
+    assert run("rm", f"org/name@{'b' * 40}")[0] == 0
+    assert not new.exists()
+    assert run("rm", "hf.co/org/name")[0] == 0
+    assert names(run) == []
+    assert not old.exists()
+
+
+def test_a_model_is_removed_by_the_name_that_it_was_asked_for_by(run, machine):
+    fetched_hub_model(machine / "hub", "Qwen/Qwen3-0.6B-GGUF", {"Qwen3-0.6B-Q8_0.gguf": "eight"})
+    url = "https://example.com/a/m-00001-of-00002.gguf"
+    for number in (1, 2):
+        part = stored_path(url.replace("00001", f"0000{number}"))
+        part.parent.mkdir(parents=True, exist_ok=True)
+        part.write_text("GGUF")
+    found = {each["name"]: each["num_bytes"] for each in json.loads(run("list", "--json")[1])}
+    assert found == {"Qwen/Qwen3-0.6B-GGUF:Q8_0": 5, url: 8}
+    assert run("rm", "qwen3:0.6b")[0] == run("rm", url)[0] == 0
+    assert names(run) == []
+    assert list((machine / "hub").iterdir()) == list(stored_path(url).parent.iterdir()) == []
 
 
 def test_the_last_use_is_a_daemons_not_the_files_own(run, file):

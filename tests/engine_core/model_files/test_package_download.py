@@ -52,7 +52,7 @@ def test_an_archive_is_checked_and_unpacked(tmp_path, monkeypatch) -> None:
     monkeypatch.setattr(stored, "KNOWN_MODELS", (model,))
     (found,) = (each for each in stored.stored_models() if each.name == "tiny")
     assert (found.path, found.num_bytes, found.format) == (path, 1000, "safetensors")
-    monkeypatch.setattr(stored, "find_known_model", lambda name: model)
+    monkeypatch.setattr(stored, "resolve_name", lambda name: model)
     stored.remove_stored_model("tiny")
     assert list(models_folder().iterdir()) == []
 
