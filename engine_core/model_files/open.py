@@ -2,8 +2,8 @@
 
 import re
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 from engine_core.model_files.download import KnownModel, Progress, fetch_known_model
 from engine_core.model_files.errors import (
@@ -27,8 +27,7 @@ from engine_core.model_files.names import describe_known_names, resolve_name
 from engine_core.model_files.stored import marked_as_used
 
 
-@dataclass(frozen=True, slots=True)
-class Located:
+class Located(NamedTuple):
     """The folder or file of a model, the name to show where the path does not tell it, and the
     encoder that came along with a GGUF text."""
 
@@ -60,8 +59,9 @@ def open_model_files(
         mmproj: the file of a GGUF text's encoder; with `finds_mmproj` that beside it, if one fits.
         report: gets a line before and during everything that takes seconds.
     """
-    wants_mmproj = finds_mmproj and mmproj is None
-    found = locate_model(model, option=option, report=report, wants_mmproj=wants_mmproj)
+    found = locate_model(
+        model, option=option, report=report, wants_mmproj=finds_mmproj and mmproj is None
+    )
     files = _open(found, report)
     if isinstance(files, GgufFile) and (mmproj is not None or finds_mmproj):
         _add_encoder(files, mmproj, found.mmproj, report)

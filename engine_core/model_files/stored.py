@@ -9,13 +9,13 @@ import re
 import shutil
 import time
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
-from engine_core.model_files.download import KNOWN_MODELS, KnownModel
+from engine_core.model_files.download import KNOWN_MODELS
 from engine_core.model_files.errors import ModelFilesError, ModelNotFound
-from engine_core.model_files.file_url import FileUrl, stored_path, stored_urls
+from engine_core.model_files.file_url import fetched_urls
 from engine_core.model_files.gguf.header import read_gguf_header
 from engine_core.model_files.hub import HubName, choose_gguf, gguf_files, gguf_tags
 from engine_core.model_files.names import resolve_name
@@ -51,11 +51,7 @@ def stored_models() -> list[StoredModel]:
 def remove_stored_model(name: str) -> StoredModel:
     """A model of the user's cache, one of a repository's GGUF files, or all that the hub's cache
     has of a repository, or of a revision. What another revision has, too, stays.
-
-    Raises:
-        ModelNotFound: it was not fetched.
-        ModelFilesError: a daemon uses it, or it cannot be deleted.
-    """
+    Raises ModelFilesError: it was not fetched, a daemon uses it, or it cannot be deleted."""
     model = _find(name)
     for daemon in running_daemons():
         if Path(daemon.files).is_relative_to(model.path.resolve()):
@@ -81,17 +77,13 @@ def remove_stored_model(name: str) -> StoredModel:
 def _find(name: str) -> StoredModel:
     """Raises ModelNotFound: it was not fetched."""
     meant, stored = resolve_name(name), stored_models()
-    found: Iterable[StoredModel] = ()
-    match meant:
-        case KnownModel():
-            found = (model for model in stored if model.name == meant.name)
-        case FileUrl():
-            found = (model for model in stored if model.path == stored_path(meant.url))
-        case HubName():
-            repos = (repo for repo in _hub_repos() if repo.repo_id == meant.id)
-            found = (model for repo in repos for model in _hub_models(repo, meant))
-    for model in found:
-        return model
+    if isinstance(meant, HubName):
+        repos = (repo for repo in _hub_repos() if repo.repo_id == meant.id)
+        found = [model for repo in repos for model in _hub_models(repo, meant)]
+    else:
+        found = [model for model in stored if meant is not None and model.path == meant.path]
+    if found:
+        return found[0]
     names = ", ".join(model.name for model in stored) or "none"
     raise ModelNotFound(
         f"{name!r} is not a fetched model ({names}); a file or folder of your own is yours to "
@@ -143,11 +135,10 @@ def _gguf_format(file: Path) -> str:
 
 
 def _models_of_urls() -> Iterator[StoredModel]:
-    for url, path in stored_urls():
+    for url in fetched_urls():
+        path, files = url.path, tuple(part.path for part in url.parts)
         used_s = path.stat().st_atime
-        yield StoredModel(
-            url, path, size_bytes(path), _gguf_format(path), used_s, files=tuple(_parts(path))
-        )
+        yield StoredModel(url.url, path, size_bytes(path), _gguf_format(path), used_s, files=files)
 
 
 def _hub_repos() -> list[Any]:
@@ -162,11 +153,7 @@ def _hub_repos() -> list[Any]:
 
 def _hub_models(repo: Any, meant: HubName | None = None) -> Iterator[StoredModel]:
     """Each model that the hub's cache has of a repository; or what a name means, which without a
-    tag is all of it.
-
-    Raises:
-        ModelNotFound: none that is here has the name's tag.
-    """
+    tag is all of it. Raises ModelNotFound: none that is here has the name's tag."""
     revision = meant and meant.revision
     revisions = [
         each for each in repo.revisions if revision in (None, each.commit_hash, *each.refs)
@@ -196,14 +183,16 @@ def _hub_models(repo: Any, meant: HubName | None = None) -> Iterator[StoredModel
                 files=(*own, *({_blob(link) for link in own} - kept)),
             )
     if hashes and (has_safetensors if meant is None else meant.tag is None):
-        rest = {*files} - {name for names in ggufs.values() for name in names if meant is None}
+        kind = "safetensors"
+        with contextlib.suppress(LookupError, OSError, ValueError, TypeError):
+            config = json.loads(files["config.json"][0].file_path.read_bytes())
+            quantised = config.get("quantization_config") or {}
+            kind += " " + (
+                quantised.get("quant_method") or config.get("dtype") or config["torch_dtype"]
+            )
+        every = (file for each in files.values() for file in each)
         yield StoredModel(
-            repo.repo_id,
-            repo.repo_path,
-            _num_bytes(file for name in rest for file in files[name]),
-            "safetensors" + _stored_dtype(files),
-            repo.last_accessed,
-            revisions=hashes,
+            repo.repo_id, repo.repo_path, _num_bytes(every), kind, repo.last_accessed, hashes
         )
 
 
@@ -215,12 +204,3 @@ def _blob(link: Path) -> Path:
 
 def _num_bytes(files: Iterable[Any]) -> int:
     return sum({_blob(file.file_path): file.size_on_disk for file in files}.values())
-
-
-def _stored_dtype(files: Mapping[str, Sequence[Any]]) -> str:
-    with contextlib.suppress(LookupError, OSError, ValueError, TypeError):
-        config = json.loads(files["config.json"][0].file_path.read_bytes())
-        quantised = config.get("quantization_config") or {}
-        dtype = quantised.get("quant_method") or config.get("dtype") or config["torch_dtype"]
-        return f" {dtype}"
-    return ""

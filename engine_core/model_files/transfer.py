@@ -1,9 +1,10 @@
 """Files over HTTP: resumed where an earlier try ended, and checked before they have their name."""
 
-import contextlib
 import errno
+import fcntl
 import functools
 import hashlib
+import io
 import shutil
 import threading
 import time
@@ -32,50 +33,54 @@ class RemoteFile:
     url: str
     target: Path
     partial: Path
-    lock: Path
     num_bytes: int | None
     sha256: str | None
     headers: dict[str, str]
-
-    @property
-    def here_bytes(self) -> int:
-        for path in (self.target, self.partial):
-            with contextlib.suppress(OSError):
-                return path.stat().st_size
-        return 0
 
 
 def fetch_files(
     files: Iterable[RemoteFile], *, report: Callable[[str], None], progress: Progress | None
 ) -> None:
-    """All of them, some at once.
+    """All of them, some at once. `progress` gets the digest of the first one.
+    Raises DownloadFailed: what came is not the file; OSError with ENOSPC: there is no room, and
+    nothing was fetched; exceptions of huggingface_hub and its HTTP client."""
+    from huggingface_hub.utils import disable_progress_bars
 
-    Raises:
-        DownloadFailed: what came is not the file.
-        OSError: with ENOSPC if there is no room, before anything is fetched.
-        Exception: those of huggingface_hub and its HTTP client.
-    """
-    files = list(files)
-    if not files:
+    if progress is not None:
+        disable_progress_bars()
+    if not (files := list(files)):
         return
+    needed_bytes = total = sum(file.num_bytes or 0 for file in files)
     for file in files:
-        for folder in (file.target.parent, file.partial.parent, file.lock.parent):
-            folder.mkdir(parents=True, exist_ok=True)
-    needed_bytes = sum((file.num_bytes or 0) - file.here_bytes for file in files)
-    free_bytes = shutil.disk_usage(files[0].partial.parent).free
+        file.target.parent.mkdir(parents=True, exist_ok=True)
+        if file.partial.exists():
+            needed_bytes -= file.partial.stat().st_size
+    free_bytes = shutil.disk_usage(files[0].target.parent).free
     if free_bytes < needed_bytes:
         room = f"{needed_bytes / 1e6:,.0f} MB are needed, {free_bytes / 1e6:,.0f} MB are free"
         raise OSError(errno.ENOSPC, room)
-    largest = max(files, key=lambda file: file.num_bytes or 0)
-    digest = f"sha256:{largest.sha256}" if largest.sha256 else ""
-    arrivals = _Arrivals(sum(file.num_bytes or 0 for file in files), digest, progress)
+    digest = f"sha256:{files[0].sha256}" if files[0].sha256 else ""
+    here_bytes: dict[Path, int] = {}
+    lock, has_ended = threading.Lock(), threading.Event()
+
+    def fetch(file: RemoteFile) -> None:
+        def put(num_bytes: int) -> None:
+            if has_ended.is_set():
+                raise DownloadFailed("the download was interrupted")
+            with lock:
+                here_bytes[file.target] = num_bytes
+                if progress is not None:
+                    done = sum(here_bytes.values())
+                    progress(done, max(done, total), digest)
+
+        _fetch(file, put, report)
+
     with ThreadPoolExecutor(_AT_ONCE) as pool:
-        one_by_one = map if len(files) == 1 else pool.map  # Ctrl-C ends this thread at once
-        try:
-            for _ in one_by_one(lambda file: _fetch(file, arrivals, report), files):
+        try:  # one file is fetched by this thread: Ctrl-C ends it at once
+            for _ in (map if len(files) == 1 else pool.map)(fetch, files):
                 pass
         finally:
-            arrivals.wanted = False  # interrupted, or one of them failed: the others end, too
+            has_ended.set()  # interrupted, or one of them failed: the others end, too
 
 
 def patiently(call: Callable[[], T], report: Callable[[str], None]) -> T:
@@ -86,92 +91,15 @@ def patiently(call: Callable[[], T], report: Callable[[str], None]) -> T:
         try:
             return call()
         except Exception as error:
-            refusal = next(
-                (e for e in (error, error.__cause__) if isinstance(e, HfHubHTTPError)), None
-            )
-            if refusal is None or refusal.response.status_code not in _BUSY:
+            refusal = error.__cause__ if isinstance(error.__cause__, HfHubHTTPError) else error
+            response = getattr(refusal, "response", None)
+            if response is None or response.status_code not in _BUSY:
                 raise
-            said = refusal.response.headers.get("retry-after", "")
+            said = response.headers.get("retry-after", "")
             wait_s = min(float(said) if said.isdecimal() else wait_s, _LONGEST_WAIT_S)
-            report(f"the server is busy ({refusal.response.status_code}); next try in {wait_s:g} s")
+            report(f"the server is busy ({response.status_code}); next try in {wait_s:g} s")
             time.sleep(wait_s)
     return call()
-
-
-class _Arrivals:
-    """Bytes that are there, of each file."""
-
-    def __init__(self, total: int, digest: str, progress: Progress | None) -> None:
-        self.wanted = True
-        self.progress = progress
-        self._total, self._digest = total, digest
-        self._done: dict[Path, int] = {}
-        self._lock = threading.Lock()
-
-    def put(self, file: RemoteFile, num_bytes: int) -> None:
-        """Raises DownloadFailed: no more are wanted."""
-        if not self.wanted:
-            raise DownloadFailed("the download was interrupted")
-        with self._lock:
-            self._done[file.target] = num_bytes
-            if self.progress is not None:
-                done = sum(self._done.values())
-                self.progress(done, max(done, self._total), self._digest)
-
-
-def progress_bars(put: Callable[[int], None], *, hidden: bool) -> type:
-    """A class of progress bars for huggingface_hub; `put` is told of the bytes that are there."""
-    from huggingface_hub.utils import tqdm
-
-    class Bar(tqdm):  # type: ignore[misc]
-        def __init__(self, *args: Any, **more: Any) -> None:
-            super().__init__(*args, **(more | {"disable": True} if hidden else more))
-            self._here_bytes = 0
-            self.update_bytes(more.get("initial") or 0)
-
-        def update(self, n: float | None = 1) -> None:
-            super().update(n)
-            self.update_bytes(n or 0)
-
-        def update_bytes(self, n: float) -> None:
-            self._here_bytes += int(n)
-            put(self._here_bytes)
-
-    return Bar
-
-
-def _fetch(file: RemoteFile, arrivals: _Arrivals, report: Callable[[str], None]) -> None:
-    from huggingface_hub.utils import WeakFileLock
-
-    with WeakFileLock(file.lock):
-        if not file.target.exists():
-            patiently(lambda: _transfer(file, arrivals), report)
-            if file.sha256 is not None:
-                report("verifying sha256 digest")
-                _check(file, file.sha256)
-            file.partial.replace(file.target)
-    arrivals.put(file, file.here_bytes)
-
-
-def _transfer(file: RemoteFile, arrivals: _Arrivals) -> None:
-    from huggingface_hub.file_download import http_get
-
-    here_bytes = file.here_bytes
-    if file.num_bytes is None or here_bytes > file.num_bytes:
-        file.partial.unlink(missing_ok=True)
-        here_bytes = 0
-    with file.partial.open("ab") as stream:
-        http_get(
-            file.url,
-            stream,
-            resume_size=here_bytes,
-            headers=file.headers,
-            expected_size=file.num_bytes,
-            displayed_filename=file.target.name,
-            tqdm_class=progress_bars(
-                functools.partial(arrivals.put, file), hidden=arrivals.progress is not None
-            ),
-        )
 
 
 def sha256_of(path: Path) -> str:
@@ -180,12 +108,51 @@ def sha256_of(path: Path) -> str:
         return hashlib.file_digest(stream, "sha256").hexdigest()
 
 
-def _check(file: RemoteFile, expected: str) -> None:
-    digest = sha256_of(file.partial)
-    if digest != expected:
-        num_bytes = file.partial.stat().st_size
-        file.partial.unlink()
-        raise DownloadFailed(
-            f"{file.url} is not the expected file: {num_bytes} bytes with SHA-256 {digest}, "
-            f"expected {expected}; it was deleted, try again"
-        )
+class _Watched(io.BufferedWriter):
+    """A file that tells how long it is when something was written."""
+
+    put: Callable[[int], None]
+
+    def write(self, data: Any) -> int:
+        num_bytes = super().write(data)
+        self.put(self.tell())
+        return num_bytes
+
+
+def _fetch(file: RemoteFile, put: Callable[[int], None], report: Callable[[str], None]) -> None:
+    with _Watched(io.FileIO(file.partial, "ab")) as stream:
+        stream.put = put
+        fcntl.flock(stream, fcntl.LOCK_EX)  # of other processes that fetch it
+        if file.target.exists():
+            file.partial.unlink(missing_ok=True)
+            return
+        patiently(functools.partial(_transfer, file, stream), report)
+        stream.flush()
+        if file.sha256 is not None:
+            report("verifying sha256 digest")
+            digest = sha256_of(file.partial)
+            if digest != file.sha256:
+                num_bytes = stream.tell()
+                stream.truncate(0)
+                raise DownloadFailed(
+                    f"{file.url} is not the expected file: {num_bytes} bytes with SHA-256 "
+                    f"{digest}, expected {file.sha256}; it was deleted, try again"
+                )
+        file.partial.replace(file.target)
+
+
+def _transfer(file: RemoteFile, stream: _Watched) -> None:
+    from huggingface_hub.file_download import http_get
+
+    here_bytes = stream.seek(0, io.SEEK_END)
+    if file.num_bytes is None or here_bytes > file.num_bytes:
+        here_bytes = stream.truncate(stream.seek(0))
+    stream.put(here_bytes)
+    http_get(
+        file.url,
+        stream,
+        resume_size=here_bytes,
+        headers=file.headers,
+        expected_size=file.num_bytes,
+        displayed_filename=file.target.name,
+    )

@@ -10,7 +10,7 @@ from fetched import fetched_hub_model, tiny_model
 from engine_core import cli
 from engine_core.model_commands import Shown
 from engine_core.model_files import download, stored
-from engine_core.model_files.file_url import stored_path
+from engine_core.model_files.file_url import FileUrl
 from protocol.running_daemons import RunningDaemon, listed
 
 
@@ -158,14 +158,14 @@ def test_a_model_is_removed_by_the_name_that_it_was_asked_for_by(run, machine):
     fetched_hub_model(machine / "hub", "Qwen/Qwen3-0.6B-GGUF", {"Qwen3-0.6B-Q8_0.gguf": "eight"})
     url = "https://example.com/a/m-00001-of-00002.gguf"
     for number in (1, 2):
-        part = stored_path(url.replace("00001", f"0000{number}"))
+        part = FileUrl(url.replace("00001", f"0000{number}")).path
         part.parent.mkdir(parents=True, exist_ok=True)
         part.write_text("GGUF")
     found = {each["name"]: each["num_bytes"] for each in json.loads(run("list", "--json")[1])}
     assert found == {"Qwen/Qwen3-0.6B-GGUF:Q8_0": 5, url: 8}
     assert run("rm", "qwen3:0.6b")[0] == run("rm", url)[0] == 0
     assert names(run) == []
-    assert list((machine / "hub").iterdir()) == list(stored_path(url).parent.iterdir()) == []
+    assert list((machine / "hub").iterdir()) == list(FileUrl(url).path.parent.iterdir()) == []
 
 
 def test_the_last_use_is_a_daemons_not_the_files_own(run, file):

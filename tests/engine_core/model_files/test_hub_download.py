@@ -74,7 +74,7 @@ def test_a_pull_that_was_killed_is_resumed_by_the_next_one(hub, tmp_path):
     deadline = time.monotonic() + 60
     partial = tmp_path / "hub/models--org--tiny/blobs"
     while sum(file.stat().st_size for file in partial.glob("*.incomplete")) < 10_000_000:
-        assert time.monotonic() < deadline
+        assert first.poll() is None and time.monotonic() < deadline
         time.sleep(0.05)
     first.kill()
     first.communicate()
