@@ -94,7 +94,8 @@ def http(
                 for addresses, each in names.items()
             ),
             *pool.models,
-        ]
+        ],
+        functools.partial(OnDemandModel, pool=pool) if pool.models else None,
     )
     for name, count in Counter(served.names()).items():
         if count > 1:

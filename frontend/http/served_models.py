@@ -121,16 +121,25 @@ class ServedModels:
     """
     Args:
         models: the first one is meant where a request names none.
+        new: makes a model of the name of one that is to be fetched. None: no other is served.
     """
 
-    def __init__(self, models: Iterable[ServedModel]) -> None:
+    def __init__(
+        self, models: Iterable[ServedModel], new: Callable[[str], ServedModel] | None = None
+    ) -> None:
         self._models = list(models)
+        self.new = new
         self.media_sources = MediaSources()
         """The folder and the hosts whose files requests may name."""
         self.starts_engines = any(model.resting is not None for model in self._models)
 
     def __iter__(self) -> Iterator[ServedModel]:
         return iter(self._models)
+
+    def add(self, model: ServedModel) -> None:
+        """Serve it from now on, unless another one has its name."""
+        if model not in self._models and not {*model.names} & {*self.names()}:
+            self._models.append(model)
 
     async def get(self, name: str | None) -> AsyncLLM:
         """The client of the model of this name, which the exchange notes.

@@ -263,6 +263,7 @@ class Status(msgspec.Struct, frozen=True, kw_only=True):
     """`completed` and `total` are bytes."""
 
     status: str
+    digest: str | UnsetType = UNSET
     completed: int | UnsetType = UNSET
     total: int | UnsetType = UNSET
 

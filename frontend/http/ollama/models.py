@@ -5,6 +5,7 @@ import hashlib
 import re
 from collections.abc import AsyncGenerator
 from datetime import UTC, datetime
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -14,11 +15,12 @@ from starlette.responses import Response
 from frontend.async_llm import AsyncLLM
 from frontend.errors import EngineClientError
 from frontend.http.answer_parts import answer_format
+from frontend.http.api_errors import ApiError
 from frontend.http.event_stream import LineStream, ending_with_errors, json_response, line
 from frontend.http.exchange import exchange_of
 from frontend.http.ollama import bodies
 from frontend.http.operations import operation
-from frontend.http.served_models import ServedModel, served_models
+from frontend.http.served_models import ServedModel, ServedModels, served_models
 from frontend.http.settings import ServerSettings
 from frontend.http.tools.stream import format_of_template
 
@@ -26,6 +28,8 @@ _VERSION = "0.13.0"
 """The version of Ollama whose API this is. Clients compare it."""
 _NEVER = datetime(2300, 1, 1, tzinfo=UTC)
 _LATEST = ":latest"
+_NAME = re.compile(r"[A-Za-z0-9](?!.*//)[\w.:/@-]*")
+"""Of a model to fetch: no path from the root or of a parent, no option, no address of a file."""
 _FLOATS = {"float32": "F32", "float16": "F16", "bfloat16": "BF16"}
 
 
@@ -111,8 +115,18 @@ async def show(request: Request, asked: bodies.ModelRequest) -> Response:
 
 @operation("POST", "/api/pull", takes=bodies.ModelRequest, gives=bodies.Status, line=bodies.Status)
 async def pull(request: Request, asked: bodies.ModelRequest) -> Response:
-    """Fetch a model that is served, if its files are not here."""
-    lines = _pulled(await find_model(request, asked.model or asked.name or ""))
+    """Fetch a model, if its files are not here. Where the server starts models on demand that may
+    be any known name or hub id, which is served from then on."""
+    models, name = served_models(request), asked.model or asked.name or ""
+    try:
+        model = await find_model(request, name)
+    except ApiError:
+        if models.new is None or not _NAME.fullmatch(name) or Path(name).exists():
+            raise
+        if not exchange_of(request).is_admin:
+            raise ApiError(403, f"{name} is not served; only an admin's key adds it") from None
+        model = models.new(name.removesuffix(_LATEST))
+    lines = _pulled(models, model)
     if asked.stream is not False:
         return LineStream(ending_with_errors(request, lines))
     async for _ in lines:
@@ -120,12 +134,17 @@ async def pull(request: Request, asked: bodies.ModelRequest) -> Response:
     return json_response(bodies.Status(status="success"))
 
 
-async def _pulled(model: ServedModel) -> AsyncGenerator[bytes, None]:
-    yield line(bodies.Status(status="pulling manifest"))
-    async with contextlib.aclosing(model.pull()) as statuses:
-        async for status in statuses:
-            yield line(msgspec.convert(status, bodies.Status))
-    yield line(bodies.Status(status="success"))
+async def _pulled(models: ServedModels, model: ServedModel) -> AsyncGenerator[bytes, None]:
+    try:
+        yield line(bodies.Status(status="pulling manifest"))
+        async with contextlib.aclosing(model.pull()) as statuses:
+            async for status in statuses:
+                yield line(msgspec.convert(status, bodies.Status))
+        models.add(model)
+        yield line(bodies.Status(status="success"))
+    finally:
+        if model not in [*models]:
+            await model.close()
 
 
 @operation("GET", "/api/version", gives=bodies.ApiVersion)

@@ -1,6 +1,7 @@
 """Models whose daemons the server starts and stops. The daemons are scripted processes."""
 
 import contextlib
+import functools
 import math
 import sys
 import time
@@ -11,7 +12,7 @@ from pathlib import Path
 import httpx
 import pytest
 from fake_engine import wait_until
-from http_server import serving_models
+from http_server import key_file, serving_models
 
 from frontend.cli.http import http
 from frontend.cli.options import UsageError
@@ -71,11 +72,12 @@ class Server:
 def serve(tmp_path):
     with contextlib.ExitStack() as servers:
 
-        def start(*names, keep_alive="1h"):
+        def start(*names, keep_alive="1h", **settings):
             command = (sys.executable, str(SCRIPT), str(tmp_path))
             pool = DaemonPool(OnDemandOptions(keep_alive=keep_alive, command=command))
             models = [OnDemandModel(name, pool) for name in names]
-            return Server(servers.enter_context(serving_models(ServedModels(models))), tmp_path)
+            served = ServedModels(models, functools.partial(OnDemandModel, pool=pool))
+            return Server(servers.enter_context(serving_models(served, **settings)), tmp_path)
 
         yield start
 
@@ -321,6 +323,38 @@ def test_ollamas_pull_shows_the_download(serve):
     assert refused.status_code == 503
     assert "'absent' is no known name" in refused.json()["error"]
     assert server.pids("small") == []
+
+
+def test_a_model_that_is_pulled_is_served_from_then_on(serve):
+    server = serve("small")
+    refused = server.http.post("/api/pull", json={"model": "absent"}).text.splitlines()
+    assert refused[-1].startswith(
+        '{"error":"absent cannot be fetched: engine-core: \'absent\' is no'
+    )
+    for path in ("/etc/passwd", "../x", "~/x", "-h", "https://example.com/m.gguf", "tests"):
+        answer = server.http.post("/api/pull", json={"model": path})
+        assert answer.status_code == 404, answer.text
+    assert [card["id"] for card in server.http.get("/v1/models").json()["data"]] == ["small"]
+    for name in ("hf.co/org/new:Q8_0", "qwen3:0.6b", "qwen3:0.6b:latest"):
+        lines = server.http.post("/api/pull", json={"model": name}).text.splitlines()
+        assert lines[-1] == '{"status":"success"}'
+    names = [card["id"] for card in server.http.get("/v1/models").json()["data"]]
+    assert names == ["small", "hf.co/org/new:Q8_0", "qwen3:0.6b"]
+    assert server.complete("qwen3:0.6b").status_code == 200
+
+
+def test_only_an_admin_may_have_another_model_pulled(serve, tmp_path):
+    keys = [{"name": name, "key": name * 9, "admin": name == "ann"} for name in ("ann", "bob")]
+    server = serve("small", api_key_file=key_file(tmp_path, *keys))
+
+    def pull(key, name):
+        headers = {"authorization": f"Bearer {key * 9}"}
+        return server.http.post("/api/pull", json={"model": name}, headers=headers)
+
+    assert "only an admin's key adds it" in pull("bob", "new").json()["error"]
+    assert pull("bob", "small").status_code == 200
+    assert '"success"' in pull("ann", "new").text
+    assert pull("bob", "new").status_code == 200
 
 
 def test_a_client_that_leaves_while_the_model_starts_takes_nothing_with_it(serve):
