@@ -6,26 +6,24 @@ import os
 import struct
 import tempfile
 import zlib
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from itertools import groupby, repeat
 from pathlib import Path
 from typing import Any, Literal
 
-import numpy as np
 import torch
 
 from kernels.cpu.experts import NativeExpertWeights
-from kernels.cpu.gguf_blocks import GGUF_KINDS, pack_gguf, q5_0_as_q8_0
 from kernels.cpu.library import NativeLibrary
 from kernels.cpu.linear import PackedParts
 from kernels.cpu.weights import (
-    Bytes,
+    GGUF_KINDS,
     LinearKind,
     PackedLinear,
     pack_bfloat16,
     pack_float,
-    pack_float_parts,
+    pack_parts,
     packed_linear,
     quantise_int4,
     quantise_int8,
@@ -183,13 +181,10 @@ _KINDS = GGUF_KINDS | {
     "int4": LinearKind.Q4_MINIMUM,
 }
 _FLOAT_KINDS = (LinearKind.F32, LinearKind.BF16)
-_CONVERSIONS: dict[str, tuple[str, Callable[[Mapping[str, torch.Tensor]], Bytes]]] = {
-    "Q5_0": ("Q8_0", lambda arrays: q5_0_as_q8_0(arrays["blocks"].numpy())),
-    "mxfp4": ("MXFP4", lambda arrays: mxfp4_as_gguf(arrays).numpy()),
-}
+_RUN_AS = {"Q5_0": "Q8_0", "mxfp4": "MXFP4"}
 """Types that run as another which holds the same numbers."""
 
-BLOCK_TYPES = frozenset(GGUF_KINDS) | frozenset(_CONVERSIONS)
+BLOCK_TYPES = frozenset(GGUF_KINDS) | frozenset(_RUN_AS)
 """The types that stay blocks."""
 
 
@@ -307,9 +302,8 @@ class NativePacking:
     def _format_of(self, part: WeightPart, floats: str) -> str:
         if not self._keeps_blocks or not isinstance(part, QuantisedTensor):
             return floats
-        if part.type_name in _CONVERSIONS:
-            return _CONVERSIONS[part.type_name][0]
-        return part.type_name if part.type_name in GGUF_KINDS else floats
+        format_ = _RUN_AS.get(part.type_name, part.type_name)
+        return format_ if format_ in GGUF_KINDS else floats
 
     def _find_or_pack(self, name: str, piece: _Piece, bias_N: torch.Tensor | None) -> PackedLinear:
         weight = self._found.get(name)
@@ -332,23 +326,20 @@ def _at_least(floats: str, least_bits: int) -> str:
 
 def _pack(library: NativeLibrary, piece: _Piece, bias_N: torch.Tensor | None) -> PackedLinear:
     if piece.kind in _FLOAT_KINDS:
-        return pack_float_parts(library, piece.parts, bias_N, kind=piece.kind)
-    pack_floats = _PACKERS.get(piece.format)
-    if pack_floats is not None:
-        floats = [
-            part.dequantise() if isinstance(part, QuantisedTensor) else part.to(torch.float32)
-            for part in piece.parts
-        ]
-        weight_NE = floats[0] if len(floats) == 1 else torch.cat(floats)
-        return pack_floats(library, weight_NE, bias_N)
-    rows = [_rows(part) for part in piece.parts if isinstance(part, QuantisedTensor)]
-    blocks = rows[0] if len(rows) == 1 else np.concatenate(rows)
-    return pack_gguf(library, blocks, piece.format, *piece.shape, bias_N)
+        return pack_parts(library, piece.kind, piece.parts, bias_N)
+    quantise = _PACKERS.get(piece.format)
+    if quantise is None:
+        return pack_parts(library, piece.kind, [_as_gguf(part) for part in piece.parts], bias_N)
+    floats = [
+        part.dequantise() if isinstance(part, QuantisedTensor) else part.to(torch.float32)
+        for part in piece.parts
+    ]
+    weight_NE = floats[0] if len(floats) == 1 else torch.cat(floats)
+    return quantise(library, weight_NE, bias_N)
 
 
-def _rows(part: QuantisedTensor) -> Bytes:
-    arrays = part.ordered()
-    if part.type_name in _CONVERSIONS:
-        return _CONVERSIONS[part.type_name][1](arrays)
-    rows: Bytes = arrays["blocks"].numpy()
-    return rows
+def _as_gguf(part: WeightPart) -> WeightPart:
+    if not isinstance(part, QuantisedTensor) or part.type_name != "mxfp4":
+        return part
+    blocks = mxfp4_as_gguf(part.ordered())
+    return replace(part, type_name="MXFP4", arrays={"blocks": blocks}, row_order_N=None)

@@ -1,26 +1,19 @@
 """Weights in the native library's layouts: float32, bfloat16, int8 a row, 4-bit groups.
 
-`src/linear.h` draws the layouts; GGUF's blocks come through `gguf_blocks`.
+`src/linear.h` draws the layouts; GGUF blocks (ggml-common.h of ggml) keep their codes and scales.
 
     P panels of 32 outputs (the last one padded with zeros), G groups of 32 inputs
 """
 
 import ctypes
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
-from typing import Any
 
-import numpy as np
-import numpy.typing as npt
 import torch
 
 from kernels.cpu.library import INT64, POINTER, NativeLibrary, check, members
 from kernels.interface.weights import QuantisedTensor, WeightPart
-
-Bytes = npt.NDArray[np.uint8]
-
-Fields = tuple[npt.NDArray[Any], ...]
 
 PANEL_OUTPUTS = 32
 _GROUP = 32
@@ -28,7 +21,8 @@ _ROWS_AT_ONCE = 64 * PANEL_OUTPUTS
 _FLOAT_ROWS = {torch.float32: 0, torch.float16: 1, torch.bfloat16: 2}
 _BLOCK_ROWS = {"Q4_0": 3, "Q4_1": 4, "Q5_0": 5, "Q8_0": 6, "Q4_K": 7, "Q5_K": 8, "Q6_K": 9}
 _BLOCK_ROWS["MXFP4"] = 10
-"""Kinds of rows by the numbers of `row_types` in src/pack_floats.cpp."""
+_CODES = 11
+"""Types of rows by the numbers of `row_types` in src/pack_rows.h."""
 
 
 class LinearKind(IntEnum):
@@ -44,6 +38,18 @@ class LinearKind(IntEnum):
     BF16 = 7
     MXFP4 = 8
     Q5_K = 9
+
+
+GGUF_KINDS = {
+    "Q8_0": LinearKind.Q8_GROUP,
+    "Q4_0": LinearKind.Q4_GROUP,
+    "Q4_1": LinearKind.Q4_MINIMUM,
+    "Q4_K": LinearKind.Q4_K,
+    "Q5_K": LinearKind.Q5_K,
+    "Q6_K": LinearKind.Q6_K,
+    "MXFP4": LinearKind.MXFP4,
+}
+"""The GGUF types that have a layout of their own, by name."""
 
 
 class LinearArguments(ctypes.Structure):
@@ -95,54 +101,69 @@ def pack_float(
     """A floating weight in float32. `reserve`: gives the memory for it; default: the library's.
     Raises ValueError: a weight that is not [N, E], or a bias that is not [N]."""
     _check_weight(weight_NE)
-    return pack_float_parts(library, [weight_NE], bias_N, reserve=reserve)
+    return pack_parts(library, LinearKind.F32, [weight_NE], bias_N, reserve=reserve)
 
 
-def pack_float_parts(
+def pack_parts(
     library: NativeLibrary,
+    kind: LinearKind,
     parts: Sequence[WeightPart],
     bias_N: torch.Tensor | None = None,
     *,
-    kind: LinearKind = LinearKind.F32,
     reserve: Callable[[int], torch.Tensor] | None = None,
 ) -> PackedLinear:
-    """As `pack_float`, or in BF16 by `kind`, of parts [n, E] side by side: floats of any type, or
-    quantised ones, which are dequantised on their way into the panels."""
+    """A weight of parts [n, E] side by side: in F32 or BF16 of any, else of blocks of its kind.
+    Raises ValueError: blocks of another kind, or inputs that are not whole blocks."""
     num_outputs, num_inputs = sum(part.shape[0] for part in parts), parts[0].shape[1]
-    in_pairs = kind is LinearKind.BF16
-    row_bytes = -(-num_inputs // _GROUP) * _GROUP * 2 if in_pairs else num_inputs * 4
-    num_panels = -(-num_outputs // PANEL_OUTPUTS)
-    blob = (reserve or library.memory.reserve)(num_panels * PANEL_OUTPUTS * row_bytes)
-    if num_outputs % PANEL_OUTPUTS:
-        blob[-PANEL_OUTPUTS * row_bytes :].zero_()
-    pack = library.function(
-        "ec_pack_floats", POINTER, *[INT64] * 3, POINTER, *[INT64] * 2, POINTER, *[INT64] * 3
-    )
+    weight = _empty_weight(library, kind, num_outputs, num_inputs, bias_N, reserve=reserve)
     first = 0
     for part in parts:
         rows, row_type, order = _rows_of(part)
-        check(
-            pack(
-                rows.data_ptr(),
-                row_type,
-                len(rows),
-                rows.shape[1] * rows.itemsize,
-                None if order is None else order.data_ptr(),
-                part.shape[0],
-                num_inputs,
-                blob.data_ptr(),
-                num_outputs,
-                first,
-                in_pairs,
-            )
-        )
+        _fill(library, weight, first, rows, row_type, order)
         first += part.shape[0]
+    return weight
+
+
+def _empty_weight(
+    library: NativeLibrary,
+    kind: LinearKind,
+    num_outputs: int,
+    num_inputs: int,
+    bias_N: torch.Tensor | None,
+    scales_N: torch.Tensor | None = None,
+    reserve: Callable[[int], torch.Tensor] | None = None,
+) -> PackedLinear:
+    """Memory of any content, but for zeros behind the last output."""
+    num_bytes = ctypes.c_int64()
+    size_of = library.function("ec_linear_bytes", *[INT64] * 3, POINTER)
+    check(size_of(kind, num_outputs, num_inputs, ctypes.addressof(num_bytes)))
+    blob = (reserve or library.memory.reserve)(num_bytes.value)
+    if num_outputs % PANEL_OUTPUTS:
+        blob[num_outputs // PANEL_OUTPUTS * len(blob) // -(-num_outputs // PANEL_OUTPUTS) :].zero_()
     bias = _pad_bias(bias_N, num_outputs)
-    return packed_linear(library, kind, num_outputs, num_inputs, blob, bias)
+    scales = None if scales_N is None else _pad_vector(scales_N)
+    return packed_linear(library, kind, num_outputs, num_inputs, blob, bias, scales)
+
+
+def _fill(
+    library: NativeLibrary,
+    weight: PackedLinear,
+    first: int,
+    rows: torch.Tensor,
+    row_type: int,
+    order: torch.Tensor | None = None,
+) -> None:
+    """Make `rows` [n, ...], in `order`, the outputs from `first` on."""
+    pack = library.function("ec_pack_rows", POINTER, *[INT64] * 3, POINTER, *[INT64] * 2, POINTER)
+    row_bytes = rows.shape[1] * rows.itemsize
+    num_rows = len(rows if order is None else order)
+    where = None if order is None else order.data_ptr()
+    source = rows.data_ptr(), row_type, len(rows), row_bytes, where, num_rows
+    check(pack(*source, first, weight.address))
 
 
 def _rows_of(part: WeightPart) -> tuple[torch.Tensor, int, torch.Tensor | None]:
-    """Contiguous rows, their type by the number in src/pack_floats.cpp, and their order."""
+    """Contiguous rows, their type by the number in src/pack_rows.h, and their order."""
     if isinstance(part, QuantisedTensor):
         if part.type_name in _BLOCK_ROWS:
             order = part.row_order_N
@@ -159,7 +180,7 @@ def pack_bfloat16(
 ) -> PackedLinear:
     """A floating weight in bfloat16, rounded to even. Raises ValueError: as `pack_float`."""
     _check_weight(weight_NE)
-    return pack_float_parts(library, [weight_NE], bias_N, kind=LinearKind.BF16)
+    return pack_parts(library, LinearKind.BF16, [weight_NE], bias_N)
 
 
 def quantise_int8(
@@ -170,21 +191,16 @@ def quantise_int8(
     Inputs are padded to whole groups with zeros.
     Raises ValueError: as `pack_float`, or a weight that is not finite."""
     num_outputs, num_inputs = _check_weight(weight_NE)
-    scales_N = torch.empty(num_outputs)
-
-    def panels(rows: slice) -> Bytes:
-        weight = _finite(weight_NE[rows].to(torch.float32))
-        scales = scales_N[rows] = weight.abs().amax(dim=1) / 127
-        codes = torch.round(weight / scales.clamp(min=1e-30)[:, None]) + 128
-        padded = _pad_outputs(codes.to(torch.uint8).numpy())
-        padded = np.pad(padded, ((0, 0), (0, -num_inputs % _GROUP)), constant_values=128)
-        dwords = np.ascontiguousarray(padded).view(np.uint32)
-        turned = dwords.reshape(-1, PANEL_OUTPUTS, dwords.shape[1]).transpose(0, 2, 1)
-        return np.ascontiguousarray(turned).view(np.uint8)
-
-    blob = _pack_panels(library.memory.reserve, num_outputs, panels)
-    bias, scales = _pad_bias(bias_N, num_outputs), _pad_vector(scales_N)
-    return packed_linear(library, LinearKind.I8_ROW, num_outputs, num_inputs, blob, bias, scales)
+    scales_N = torch.zeros(num_outputs)
+    weight = _empty_weight(library, LinearKind.I8_ROW, num_outputs, num_inputs, bias_N, scales_N)
+    assert weight.row_scales is not None
+    for first, values in _rows_at_a_time(weight_NE):
+        scales = values.abs().amax(dim=1) / 127
+        codes = torch.round(values / scales.clamp(min=1e-30)[:, None]) + 128
+        padded = torch.nn.functional.pad(codes, (0, -num_inputs % _GROUP), value=128)
+        _fill(library, weight, first, padded.to(torch.uint8), _CODES)
+        weight.row_scales[first : first + len(values)] = scales
+    return weight
 
 
 def quantise_int4(
@@ -196,73 +212,33 @@ def quantise_int4(
     padded to whole groups with zeros.
     Raises ValueError: as `quantise_int8`, or a group's scale or minimum beyond float16."""
     num_outputs, num_inputs = _check_weight(weight_NE)
-
-    def fields(rows: slice) -> Fields:
-        weight = _finite(weight_NE[rows].to(torch.float32))
-        padded = torch.nn.functional.pad(weight, (0, -num_inputs % _GROUP))
-        groups = padded.view(len(weight), -1, _GROUP)
+    packed = _empty_weight(library, LinearKind.Q4_MINIMUM, num_outputs, num_inputs, bias_N)
+    for first, values in _rows_at_a_time(weight_NE):
+        padded = torch.nn.functional.pad(values, (0, -num_inputs % _GROUP))
+        groups = padded.view(len(values), -1, _GROUP)
         minima = groups.amin(dim=2).to(torch.float16)
         scales = ((groups.amax(dim=2) - minima.float()) / 15).clamp(min=0).to(torch.float16)
         if not bool(torch.isfinite(minima).all() and torch.isfinite(scales).all()):
             raise ValueError(
-                f"a weight as large as {float(weight.abs().max()):g} does not fit float16 "
+                f"a weight as large as {float(values.abs().max()):g} does not fit float16 "
                 "scales; use --quantization int8"
             )
         steps = (groups - minima.float()[..., None]) / scales.float().clamp(min=1e-30)[..., None]
-        codes = torch.round(steps).clamp(0, 15).to(torch.uint8).numpy()
-        nibbles = codes[..., :16] | (codes[..., 16:] << 4)
-        factors = torch.stack((scales, minima), dim=2).numpy().view(np.uint16)
-        return factors, np.ascontiguousarray(nibbles).view(np.uint32)
-
-    return pack_fields(library, LinearKind.Q4_MINIMUM, fields, num_outputs, num_inputs, bias_N)
-
-
-def pack_fields(
-    library: NativeLibrary,
-    kind: LinearKind,
-    fields: Callable[[slice], Fields],
-    num_outputs: int,
-    num_inputs: int,
-    bias_N: torch.Tensor | None,
-) -> PackedLinear:
-    """A grouped weight from the values of its blocks.
-
-    Args:
-        fields: of some rows, [rows, blocks, values] each, in the order of the kind's record in
-            src/linear.h: float16 as uint16, bytes, and at last codes as dwords of four inputs.
-    """
-
-    def panels(rows: slice) -> Bytes:
-        return np.concatenate([_interleave(_pad_outputs(f)) for f in fields(rows)], axis=2)
-
-    blob = _pack_panels(library.memory.reserve, num_outputs, panels)
-    bias = _pad_bias(bias_N, num_outputs)
-    return packed_linear(library, kind, num_outputs, num_inputs, blob, bias)
+        codes = torch.round(steps).clamp(0, 15).to(torch.uint8)
+        factors = torch.stack((scales, minima), dim=2).view(torch.uint8)
+        blocks = torch.cat((factors, codes[..., :16] | (codes[..., 16:] << 4)), dim=2)
+        _fill(library, packed, first, blocks.flatten(1), _BLOCK_ROWS["Q4_1"])
+    return packed
 
 
-def _pack_panels(
-    reserve: Callable[[int], torch.Tensor], num_outputs: int, panels: Callable[[slice], Bytes]
-) -> torch.Tensor:
-    """The blob whose panels `panels` makes of some rows at a time, so that a vocabulary's weight
-    is not held several times over on its way."""
-    num_panels = -(-num_outputs // PANEL_OUTPUTS)
-    blob = torch.empty(0, dtype=torch.uint8)
-    for start in range(0, num_outputs, _ROWS_AT_ONCE):
-        stop = min(start + _ROWS_AT_ONCE, num_outputs)
-        made = torch.from_numpy(panels(slice(start, stop)).reshape(-1))
-        first, last = start // PANEL_OUTPUTS, -(-stop // PANEL_OUTPUTS)
-        panel_bytes = made.numel() // (last - first)
-        if not start:
-            blob = reserve(num_panels * panel_bytes)
-        blob[first * panel_bytes : last * panel_bytes] = made
-    return blob
-
-
-def _interleave(field: npt.NDArray[Any]) -> Bytes:
-    """[P * 32, blocks, values] -> [P, blocks, values, 32] as bytes of a record."""
-    num_blocks, num_values = field.shape[1:]
-    turned = field.reshape(-1, PANEL_OUTPUTS, num_blocks, num_values).transpose(0, 2, 3, 1)
-    return np.ascontiguousarray(turned).view(np.uint8).reshape(len(turned), num_blocks, -1)
+def _rows_at_a_time(weight_NE: torch.Tensor) -> Iterator[tuple[int, torch.Tensor]]:
+    """Rows in float32 and where they begin, so that a vocabulary's weight is not held several
+    times over on its way. Raises ValueError: one that is not finite."""
+    for first in range(0, len(weight_NE), _ROWS_AT_ONCE):
+        values = weight_NE[first : first + _ROWS_AT_ONCE].to(torch.float32)
+        if not bool(torch.isfinite(values).all()):
+            raise ValueError("a weight holds values that are not finite: it cannot be quantised")
+        yield first, values
 
 
 def packed_linear(
@@ -304,20 +280,6 @@ def _check_weight(weight_NE: torch.Tensor) -> tuple[int, int]:
             "floating, [outputs, inputs]"
         )
     return weight_NE.shape[0], weight_NE.shape[1]
-
-
-def _finite(weight: torch.Tensor) -> torch.Tensor:
-    if not bool(torch.isfinite(weight).all()):
-        raise ValueError("a weight holds values that are not finite: it cannot be quantised")
-    return weight
-
-
-def _pad_outputs(rows: npt.NDArray[Any]) -> npt.NDArray[Any]:
-    """Rows of zeros behind, to whole panels."""
-    missing = -len(rows) % PANEL_OUTPUTS
-    if not missing:
-        return rows
-    return np.concatenate((rows, np.zeros((missing, *rows.shape[1:]), rows.dtype)))
 
 
 def _pad_vector(values_N: torch.Tensor) -> torch.Tensor:

@@ -9,16 +9,18 @@ import numpy as np
 import torch
 from cyclopts import Parameter
 
-from kernels.cpu.gguf_blocks import pack_gguf
 from kernels.cpu.library import ISA_NAMES, NativeLibrary, load_library
 from kernels.cpu.linear import NativeLinear
 from kernels.cpu.weights import (
+    GGUF_KINDS,
     PackedLinear,
     pack_bfloat16,
     pack_float,
+    pack_parts,
     quantise_int4,
     quantise_int8,
 )
+from kernels.interface.weights import QuantisedTensor
 from kernels.torch import linear as torch_linear
 from scripts.benchmarks import Json, Rows, report
 from scripts.load.report import log
@@ -60,7 +62,11 @@ def gguf_weight(
     blocks = np.random.default_rng(0).integers(0, 256, shape).astype(np.uint8)
     for at in halves:
         blocks[:, at + 1] = 0x20
-    return pack_gguf(library, blocks, type_name, num_outputs, num_inputs)
+    rows = {"blocks": torch.from_numpy(blocks.reshape(num_outputs, -1))}
+    part = QuantisedTensor(
+        type_name, (num_outputs, num_inputs), rows, decode=lambda _: torch.empty(0)
+    )
+    return pack_parts(library, GGUF_KINDS[type_name], [part])
 
 
 def products(

@@ -5,6 +5,8 @@ import torch
 from gguf import GGML_QUANT_SIZES, GGMLQuantizationType
 from gguf.quants import dequantize, quantize
 
+from kernels.cpu.library import NativeLibrary
+from kernels.cpu.weights import GGUF_KINDS, PackedLinear, pack_parts
 from kernels.interface.weights import QuantisedTensor
 
 SCALES_AT = {"Q4_K": slice(0, 4), "Q5_K": slice(0, 4), "Q6_K": slice(208, 210)}
@@ -49,3 +51,16 @@ def rounded_part(weight_NE: torch.Tensor, type_name: str) -> QuantisedTensor:
     """float32 in blocks of a type that the package writes."""
     blocks = quantize(weight_NE.numpy(), GGMLQuantizationType[type_name])
     return part_of(blocks, type_name, weight_NE.shape[1])
+
+
+def pack_gguf(
+    library: NativeLibrary,
+    blocks: np.ndarray,
+    type_name: str,
+    num_outputs: int,
+    num_inputs: int,
+    bias_N: torch.Tensor | None = None,
+) -> PackedLinear:
+    """The native library's weight of a tensor's bytes, row after row, of any shape."""
+    part = part_of(blocks.reshape(num_outputs, -1), type_name, num_inputs)
+    return pack_parts(library, GGUF_KINDS[type_name], [part], bias_N)

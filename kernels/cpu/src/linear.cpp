@@ -326,6 +326,14 @@ using ec::LinearKind;
 using ec::LinearWeight;
 using ec::refuse;
 
+EC_EXPORT const char* ec_linear_bytes(int64_t kind, int64_t num_outputs, int64_t num_inputs,
+                                      int64_t* bytes) {
+    *bytes = ec::expected_bytes(static_cast<int32_t>(kind), num_outputs, num_inputs);
+    if (*bytes >= 0) return nullptr;
+    return refuse("a weight of kind %ld with %ld outputs and %ld inputs does not exist", kind,
+                  num_outputs, num_inputs);
+}
+
 EC_EXPORT const char* ec_linear_check(const LinearWeight* weight) {
     return ec::check_weight(*weight);
 }

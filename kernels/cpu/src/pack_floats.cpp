@@ -1,14 +1,11 @@
-// Rows of floats, or of GGUF's blocks, to the panels of a weight of floats (linear.h), on all threads.
-//
-// Blocks: https://github.com/ggml-org/ggml/blob/master/src/ggml-common.h. Each value is what gguf's
-// reference dequantisation gives, operation by operation.
+// Rows of floats, or of GGUF's blocks, to the panels of a weight of floats (linear.h). Each value is what
+// gguf's reference dequantisation gives, operation by operation.
 #include <algorithm>
 #include <cstring>
 
 #include "dispatch.h"
 #include "half.h"
-#include "linear.h"
-#include "pool.h"
+#include "pack_rows.h"
 
 namespace ec {
 namespace {
@@ -100,17 +97,10 @@ void decode_mxfp4(const uint8_t* block, float* out) {
     }
 }
 
-struct RowType {
-    int64_t inputs, bytes;  // of a block
-    Decode decode;
-};
-
-// By the numbers in kernels/cpu/weights.py.
-constexpr RowType row_types[] = {
-    {1, 4, decode_f32},     {1, 2, decode_f16},     {1, 2, decode_bf16},
-    {32, 18, decode_q4_0},  {32, 20, decode_q4_1},  {32, 22, decode_q5_0},  {32, 34, decode_q8_0},
-    {256, 144, decode_q4_k}, {256, 176, decode_q5_k}, {256, 210, decode_q6_k},
-    {32, 17, decode_mxfp4},
+// By the numbers of `row_types`; codes have no value without their scale.
+constexpr Decode decode_block[] = {
+    decode_f32,  decode_f16,  decode_bf16, decode_q4_0, decode_q4_1,  decode_q5_0,
+    decode_q8_0, decode_q4_k, decode_q5_k, decode_q6_k, decode_mxfp4, nullptr,
 };
 
 constexpr int64_t chunk = superblock_inputs;
@@ -119,13 +109,14 @@ constexpr int64_t padded_chunk = chunk + 16;  // rows of a chunk do not meet in 
 template <int64_t type>
 void decode_row(const uint8_t* from, int64_t num_inputs, float* out) {
     constexpr RowType t = row_types[type];
-    for (int64_t i = 0; i < num_inputs; i += t.inputs, from += t.bytes) t.decode(from, out + i);
+    for (int64_t i = 0; i < num_inputs; i += t.inputs, from += t.bytes)
+        decode_block[type](from, out + i);
 }
 
 constexpr void (*decoders[])(const uint8_t*, int64_t, float*) = {
     decode_row<0>, decode_row<1>, decode_row<2>, decode_row<3>, decode_row<4>,
     decode_row<5>, decode_row<6>, decode_row<7>, decode_row<8>, decode_row<9>,
-    decode_row<10>,
+    decode_row<10>, nullptr,
 };
 
 // Columns of a chunk become steps of a panel.
@@ -149,66 +140,33 @@ void turn_pairs(const float (&values)[panel_outputs][padded_chunk], int64_t lane
 }
 
 }  // namespace
-}  // namespace ec
 
-// Fills outputs [first_output, first_output + num_rows) of panels, see linear.h. `in_pairs`: of
-// bf16, else of f32.
-// rows [num_stored, row_bytes], contiguous; output first_output + i is row order[i] (null: i).
-EC_EXPORT const char* ec_pack_floats(const uint8_t* rows, int64_t type, int64_t num_stored,
-                                     int64_t row_bytes, const int64_t* order, int64_t num_rows,
-                                     int64_t num_inputs, uint32_t* panels, int64_t num_outputs,
-                                     int64_t first_output, int64_t in_pairs) {
-    constexpr int64_t num_types = sizeof ec::row_types / sizeof *ec::row_types;
-    if (type < 0 || type >= num_types) {
-        return ec::refuse("row type %ld is not in [0, %ld)", type, num_types);
+const char* pack_floats(const Rows& rows, const LinearWeight& w, int64_t first, uint8_t* panels) {
+    const auto decode = decoders[rows.type];
+    if (decode == nullptr) {
+        return refuse("rows of type %ld do not become a weight of kind %d", rows.type, w.kind);
     }
-    const ec::RowType& t = ec::row_types[type];
-    if (num_inputs < 1 || num_inputs % t.inputs != 0 ||
-        row_bytes != num_inputs / t.inputs * t.bytes) {
-        return ec::refuse("rows of %ld inputs in %ld bytes; a block holds %ld in %ld", num_inputs,
-                          row_bytes, t.inputs, t.bytes);
-    }
-    if (num_rows < 0 || first_output < 0 || first_output + num_rows > num_outputs) {
-        return ec::refuse("outputs %ld to %ld of %ld", first_output, first_output + num_rows,
-                          num_outputs);
-    }
-    if (num_rows == 0) return nullptr;
-    if (rows == nullptr || panels == nullptr) return ec::refuse("rows or panels has no memory");
-    for (int64_t i = 0; i < num_rows; ++i) {
-        const int64_t row = order == nullptr ? i : order[i];
-        if (row < 0 || row >= num_stored) {
-            return ec::refuse("row %ld at %ld is not in [0, %ld)", row, i, num_stored);
-        }
-    }
-    constexpr int64_t size = ec::panel_outputs;
-    constexpr int64_t group = ec::group_inputs;
-    const int64_t padded_inputs =
-        in_pairs != 0 ? (num_inputs + group - 1) / group * group : num_inputs;
-    const int64_t panel_steps = in_pairs != 0 ? padded_inputs / 2 : num_inputs;
-    const int64_t first_panel = first_output / size;
-    const int64_t end = first_output + num_rows;
-    ec::parallel((end + size - 1) / size - first_panel, [&](int64_t task, int) {
-        alignas(64) float values[size][ec::padded_chunk] = {};
-        const int64_t start = std::max((first_panel + task) * size, first_output);
-        const int64_t stop = std::min((first_panel + task + 1) * size, end);
-        uint32_t* panel = panels + (first_panel + task) * size * panel_steps + start % size;
-        for (int64_t i = 0; i < num_inputs; i += ec::chunk) {
-            const int64_t count = std::min(ec::chunk, num_inputs - i);
-            const int64_t padded = std::min(ec::chunk, padded_inputs - i);
-            for (int64_t output = start; output < stop; ++output) {
-                const int64_t i_row = output - first_output;
-                const int64_t row = order == nullptr ? i_row : order[i_row];
-                const uint8_t* from = rows + row * row_bytes + i / t.inputs * t.bytes;
-                float* to = values[output - start];
-                ec::decoders[type](from, count, to);
-                std::fill(to + count, to + padded, 0.0f);
+    const bool in_pairs = static_cast<LinearKind>(w.kind) == LinearKind::bf16;
+    const int64_t padded_inputs = in_pairs ? num_groups(w) * group_inputs : w.num_inputs;
+    each_panel(first, rows.num_rows, [&](int64_t panel, int64_t lane, int64_t i, int64_t lanes) {
+        alignas(64) float values[panel_outputs][padded_chunk] = {};
+        auto* steps = reinterpret_cast<uint32_t*>(panels) +
+                      panel * panel_outputs * num_steps(w) + lane;
+        for (int64_t input = 0; input < w.num_inputs; input += chunk) {
+            const int64_t count = std::min(chunk, w.num_inputs - input);
+            const int64_t padded = std::min(chunk, padded_inputs - input);
+            for (int64_t l = 0; l < lanes; ++l) {
+                decode(rows.block(i + l, input), count, values[l]);
+                std::fill(values[l] + count, values[l] + padded, 0.0f);
             }
-            if (in_pairs != 0) {
-                ec::turn_pairs(values, stop - start, padded, panel + i / 2 * size);
+            if (in_pairs) {
+                turn_pairs(values, lanes, padded, steps + input / 2 * panel_outputs);
             } else {
-                ec::turn(values, stop - start, count, panel + i * size);
+                turn(values, lanes, count, steps + input * panel_outputs);
             }
         }
     });
     return nullptr;
 }
+
+}  // namespace ec

@@ -3,9 +3,9 @@
 import pytest
 import torch
 
-from kernels.cpu.gguf_blocks import GGUF_KINDS
 from kernels.cpu.operations import CpuOperations
 from kernels.cpu.packing import NativePacking
+from kernels.cpu.weights import GGUF_KINDS
 from kernels.interface.weights import ExpertRouting, QuantisedTensor
 from kernels.torch.operations import TorchOperations
 from tests.kernels.cpu.instruction_sets import covering_sets

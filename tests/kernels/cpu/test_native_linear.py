@@ -8,19 +8,20 @@ import torch
 from gguf import GGML_QUANT_SIZES, GGMLQuantizationType
 from gguf.quants import dequantize
 
-from kernels.cpu.gguf_blocks import GGUF_KINDS, pack_gguf
 from kernels.cpu.library import AVX2_VNNI, ISA_NAMES, NativeLibrary, check
 from kernels.cpu.linear import NativeLinear, PackedParts
 from kernels.cpu.weights import (
+    GGUF_KINDS,
     LinearKind,
     PackedLinear,
     pack_bfloat16,
     pack_float,
+    pack_parts,
     quantise_int4,
     quantise_int8,
 )
 from tests.kernels.cpu.instruction_sets import covering_sets
-from tests.kernels.gguf_parts import random_blocks
+from tests.kernels.gguf_parts import pack_gguf, random_blocks, random_part
 
 ROWS = (1, 2, 5, 12, 13, 50)
 # one panel is 32 outputs, a chain of sums 768 inputs
@@ -301,11 +302,11 @@ def test_wrong_inputs_are_refused_by_name(library: NativeLibrary) -> None:
 
 
 def test_wrong_weights_are_refused_by_name(library: NativeLibrary) -> None:
-    with pytest.raises(ValueError, match=r"Q5_0.*Q8_0, Q4_0"):
-        pack_gguf(library, np.zeros(22, np.uint8), "Q5_0", 1, 32)
+    with pytest.raises(ValueError, match=r"rows of type 6 do not become a weight of kind 3"):
+        pack_parts(library, LinearKind.Q4_GROUP, [random_part("Q8_0", 1, 32)])
     with pytest.raises(ValueError, match="multiple of 256"):
         pack_gguf(library, np.zeros(144, np.uint8), "Q4_K", 1, 288)
-    with pytest.raises(ValueError, match=r"33 values.*34 bytes"):
+    with pytest.raises(ValueError, match=r"33 bytes; a block holds 32 in 34"):
         pack_gguf(library, np.zeros(33, np.uint8), "Q8_0", 1, 32)
     with pytest.raises(ValueError, match="bias of shape"):
         pack_float(library, torch.randn(4, 4), torch.randn(5))

@@ -1,5 +1,6 @@
 """Weights of a model: which layout each part gets, side by side, and taken from a file."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import gguf
@@ -9,16 +10,16 @@ import torch
 from gguf import GGMLQuantizationType
 from gguf.quants import dequantize
 
-from kernels.cpu.gguf_blocks import GGUF_KINDS, q5_0_as_q8_0
 from kernels.cpu.library import NativeLibrary
 from kernels.cpu.linear import NativeLinear, PackedParts
 from kernels.cpu.operations import CpuOperations
 from kernels.cpu.packing import NativePacking
 from kernels.cpu.weights import (
+    GGUF_KINDS,
     LinearKind,
     PackedLinear,
     pack_float,
-    pack_float_parts,
+    pack_parts,
     quantise_int4,
     quantise_int8,
 )
@@ -36,26 +37,18 @@ def unread(arrays: object) -> torch.Tensor:
     raise AssertionError("it was dequantised before it was packed")
 
 
-def test_a_block_of_5_bits_is_one_of_8_with_the_same_numbers() -> None:
-    generator = np.random.default_rng(0)
-    raw = generator.integers(0, 256, (7, 3, 22)).astype(np.uint8)
-    raw[..., :2] = generator.uniform(-1, 1, (7, 3, 1)).astype(np.float16).view(np.uint8)
-    blocks = raw.reshape(7, -1)
-    converted = q5_0_as_q8_0(blocks)
-    assert converted.shape == (7, 3 * gguf.GGML_QUANT_SIZES[GGMLQuantizationType.Q8_0][1])
-    same = dequantize(converted, GGMLQuantizationType.Q8_0)
-    assert np.array_equal(same, dequantize(blocks, GGMLQuantizationType.Q5_0))
-
-
-@pytest.mark.parametrize("type_name", ["Q8_0", "Q5_0", "Q4_0", "Q4_1", "Q5_K", "Q6_K", "MXFP4"])
-def test_rows_of_a_packed_matrix_are_those_of_the_file(
+@pytest.mark.parametrize("type_name", [*GGUF_KINDS, "Q5_0"])
+def test_rows_of_a_packed_matrix_are_those_of_the_file_wherever_they_lie(
     library: NativeLibrary, type_name: str
 ) -> None:
-    part = random_part(type_name, 45, 256)
-    packing = NativePacking(library)
-    weight = packing.pack("table", [part])
-    ids = torch.tensor([44, 0, 7, 7])
-    assert torch.equal(CpuOperations(library).embedding(ids, weight), part.dequantise()[ids])
+    order = torch.randperm(45, generator=torch.Generator().manual_seed(1))[:44]
+    parts = [random_part(type_name, size, 512) for size in (7, 64, 3)]
+    parts.insert(1, replace(random_part(type_name, 45, 512), shape=(44, 512), row_order_N=order))
+    weight = NativePacking(library).pack("table", parts)
+    wanted = torch.cat([part.dequantise() for part in parts])
+    ids = torch.arange(118)
+    assert torch.equal(CpuOperations(library).embedding(ids, weight), wanted)
+    assert not weight.blob.view(4, -1, 32)[3, :2, 22 * 2 :].any()
 
 
 @pytest.mark.parametrize("type_name", [*GGUF_KINDS, "Q5_0"])
@@ -74,7 +67,7 @@ def test_blocks_become_the_floats_that_gguf_says_wherever_their_rows_lie(
         type_name, (45, num_inputs), {"blocks": torch.from_numpy(raw)}, unread, order
     )
     before, behind = torch.randn(7, num_inputs).half(), torch.randn(50, num_inputs).bfloat16()
-    packed = pack_float_parts(library, [before, blocks, behind])
+    packed = pack_parts(library, LinearKind.F32, [before, blocks, behind])
     rows = NativeLinear(library).gather_rows(torch.arange(102), packed)
     wanted = torch.cat([before.float(), torch.from_numpy(values)[order], behind.float()])
     same = rows.view(torch.int32) == wanted.view(torch.int32)

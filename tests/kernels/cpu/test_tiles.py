@@ -11,11 +11,16 @@ import numpy as np
 import pytest
 import torch
 
-from kernels.cpu.gguf_blocks import GGUF_KINDS, pack_gguf
 from kernels.cpu.library import NativeFunction, NativeLibrary, check
 from kernels.cpu.linear import NativeLinear
-from kernels.cpu.weights import PackedLinear, pack_bfloat16, quantise_int4, quantise_int8
-from tests.kernels.gguf_parts import random_blocks
+from kernels.cpu.weights import (
+    GGUF_KINDS,
+    PackedLinear,
+    pack_bfloat16,
+    quantise_int4,
+    quantise_int8,
+)
+from tests.kernels.gguf_parts import pack_gguf, random_blocks
 
 # below 16 rows bytes are left to the vector units, a tile of floats has 16 rows, two lie in a block
 ROWS = (1, 15, 16, 17, 31, 33, 50, 70)

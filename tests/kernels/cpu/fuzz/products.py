@@ -4,22 +4,25 @@ import ctypes
 
 import torch
 
-from kernels.cpu.gguf_blocks import GGUF_KINDS, pack_gguf
 from kernels.cpu.library import NativeLibrary, check
 from kernels.cpu.linear import NativeLinear, PackedParts
 from kernels.cpu.lora import NativeLoRARows
 from kernels.cpu.operations import CpuOperations
 from kernels.cpu.packing import FloatFormat
 from kernels.cpu.weights import (
+    GGUF_KINDS,
+    LinearKind,
     PackedLinear,
     pack_bfloat16,
     pack_float,
+    packed_linear,
     quantise_int4,
     quantise_int8,
 )
 from kernels.interface.lora import LoRAPart
 from kernels.interface.weights import ExpertRouting
 from tests.kernels.cpu.fuzz.random_case import RandomCase, must_refuse
+from tests.kernels.gguf_parts import pack_gguf
 
 _PACKERS = (pack_float, pack_bfloat16, quantise_int8, quantise_int4)
 _BLOCKS = {"Q8_0": (32, 34), "Q4_0": (32, 18), "Q4_1": (32, 20), "Q4_K": (256, 144)}
@@ -48,10 +51,11 @@ def random_weight(
     return _PACKERS[chosen % len(_PACKERS)](library, weight, bias)
 
 
-def packed_floats(library: NativeLibrary, case: RandomCase) -> None:
-    """Rows of any type, some of them in any order, anywhere in a weight."""
+def packed_rows(library: NativeLibrary, case: RandomCase) -> None:
+    """Rows of any type, in any order, anywhere in a weight of floats or of their kind."""
     sizes = ((1, 4), (1, 2), (1, 2), (32, 18), (32, 20), (32, 22), (32, 34))
-    sizes += ((256, 144), (256, 176), (256, 210), (32, 17))
+    sizes += ((256, 144), (256, 176), (256, 210), (32, 17), (32, 32))
+    kinds = (None, None, None, 3, 4, 2, 2, 5, 9, 6, 8, 1)
     row_type = case.below(len(sizes))
     inputs, num_bytes = sizes[row_type]
     num_blocks, num_stored = case.between(1, 1000 // inputs), case.size(100)
@@ -61,25 +65,31 @@ def packed_floats(library: NativeLibrary, case: RandomCase) -> None:
     num_rows = case.between(0, 150 if ordered else num_stored)
     order = case.integers((num_rows,), num_stored, torch.int64)
     first = case.below(70)
-    num_outputs = first + num_rows + case.below(40)
-    in_pairs = case.below(2)
-    row_floats = -(-num_inputs // 32) * 16 if in_pairs else num_inputs
-    panels = torch.empty(-(-num_outputs // 32) * 32 * row_floats)
+    num_outputs = first + num_rows + case.between(1, 40)
+    kind = kinds[row_type]
+    if kind is None or (kind != LinearKind.I8_ROW and case.one_in(2)):
+        kind = (LinearKind.F32, LinearKind.BF16)[case.below(2)]
+    size = ctypes.c_int64()
     p, n = ctypes.c_void_p, ctypes.c_int64
-    run = library.function("ec_pack_floats", p, n, n, n, p, n, n, p, n, n, n)
+    size_of = library.function("ec_linear_bytes", n, n, n, p)
+    check(size_of(kind, num_outputs, num_inputs, ctypes.addressof(size)))
+    blob = case.integers((size.value + 64,), 256, torch.uint8)
+    blob = blob[-blob.data_ptr() % 64 :][: size.value]
+    scales = torch.ones(-(-num_outputs // 32) * 32) if kind == LinearKind.I8_ROW else None
+    weight = packed_linear(library, LinearKind(kind), num_outputs, num_inputs, blob, None, scales)
+    run = library.function("ec_pack_rows", p, n, n, n, p, n, n, p)
 
     def pack(**wrong: int) -> None:
         sizes = {"type": row_type, "stored": num_stored, "bytes": row_bytes}
-        sizes |= {"rows": num_rows, "inputs": num_inputs, "outputs": num_outputs, "first": first}
-        a = sizes | wrong
+        a = sizes | {"rows": num_rows, "first": first} | wrong
         where = order.data_ptr() if ordered else None
-        source = rows.data_ptr(), a["type"], a["stored"], a["bytes"], where, a["rows"], a["inputs"]
-        check(run(*source, panels.data_ptr(), a["outputs"], a["first"], in_pairs))
+        source = rows.data_ptr(), a["type"], a["stored"], a["bytes"], where, a["rows"]
+        check(run(*source, a["first"], weight.address))
 
     pack()
+    must_refuse("no such kind", lambda: check(size_of(99, 1, 1, ctypes.addressof(size))))
     must_refuse("a row type", lambda: pack(type=case.index(len(sizes))))
     must_refuse("rows of other bytes", lambda: pack(bytes=row_bytes + 1))
-    must_refuse("no inputs", lambda: pack(inputs=0))
     must_refuse("too many outputs", lambda: pack(first=num_outputs - num_rows + 1))
     must_refuse("an output before the first", lambda: pack(first=-1))
     if num_rows:

@@ -55,7 +55,7 @@ def fuzz(path: Path, seconds: float, seed: int) -> None:
     from tests.kernels.cpu.fuzz.random_case import ExactMemory, RandomCase
 
     operations: tuple[Callable[[NativeLibrary, RandomCase], None], ...] = (
-        products.packed_floats,
+        products.packed_rows,
         products.linear,
         products.wrong_linear,
         products.gather,
