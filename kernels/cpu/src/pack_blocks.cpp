@@ -15,42 +15,59 @@ void copy(const uint8_t* block, uint8_t* fields) {
     std::memcpy(fields, block, bytes);
 }
 
+// Eight bytes, or four, at a time: of each all bits, of which `mask` keeps its own.
+template <typename T = uint64_t>
+T word(const uint8_t* from) {
+    T value;
+    std::memcpy(&value, from, sizeof value);
+    return value;
+}
+template <typename T>
+void store(T value, uint8_t* to) {
+    std::memcpy(to, &value, sizeof value);
+}
+template <typename T = uint64_t>
+constexpr T each_byte(uint8_t mask) {
+    return static_cast<T>(0x0101010101010101) * mask;
+}
+
 void q8_0(const uint8_t* block, uint8_t* fields) {
     std::memcpy(fields, block, 2);
-    for (int i = 2; i < 34; ++i) fields[i] = block[i] ^ 0x80;
+    for (int i = 2; i < 34; i += 8) store(word(block + i) ^ each_byte(0x80), fields + i);
 }
 
 // scale * (code - 16) as scale * code; bit i of four bytes is the fifth of input i.
 void q5_0(const uint8_t* block, uint8_t* fields) {
-    uint32_t fifths;
-    std::memcpy(&fifths, block + 2, 4);
     std::memcpy(fields, block, 2);
-    for (int i = 0; i < 16; ++i) {
-        const uint32_t low = fifths >> i & 1, high = fifths >> (16 + i) & 1;
-        fields[2 + i] = static_cast<uint8_t>((block[6 + i] & 15) + (low << 4) + 112);
-        fields[18 + i] = static_cast<uint8_t>((block[6 + i] >> 4) + (high << 4) + 112);
+    for (int i = 0; i < 4; ++i) {
+        const uint64_t bits = block[2 + i];
+        const uint64_t fifths = ((bits & 127) * 0x0002040810204081 & each_byte(1)) | bits >> 7 << 56;
+        const uint64_t nibbles = word(block + 6 + i % 2 * 8) >> (i / 2 * 4) & each_byte(15);
+        store((nibbles | fifths << 4) + each_byte(112), fields + 2 + 8 * i);
     }
 }
 
 // Of Q4_K and Q5_K: f16 d and dmin, then 6 bits each of 8 scales and 8 minima.
 void superblock_scales(const uint8_t* block, uint8_t* fields) {
     std::memcpy(fields, block, 4);
-    const uint8_t* packed = block + 4;
-    for (int i = 0; i < 4; ++i) {
-        fields[4 + i] = packed[i] & 63;
-        fields[8 + i] = static_cast<uint8_t>((packed[8 + i] & 15) | (packed[i] >> 6 << 4));
-        fields[12 + i] = packed[4 + i] & 63;
-        fields[16 + i] = static_cast<uint8_t>((packed[8 + i] >> 4) | (packed[4 + i] >> 6 << 4));
-    }
+    constexpr auto low = each_byte<uint32_t>(15), high = each_byte<uint32_t>(48);
+    const auto scales = word<uint32_t>(block + 4), minima = word<uint32_t>(block + 8);
+    const auto both = word<uint32_t>(block + 12);
+    store(scales & (low | high), fields + 4);
+    store((both & low) | (scales >> 2 & high), fields + 8);
+    store(minima & (low | high), fields + 12);
+    store((both >> 4 & low) | (minima >> 2 & high), fields + 16);
 }
 
 // 32 bytes hold group 2i in their low halves and group 2i + 1 in their high ones; groups of fields lie
 // `stride` apart.
 void nibbles_of_pairs(const uint8_t* pairs, uint8_t* groups, int64_t stride) {
+    constexpr uint64_t low = each_byte(15), high = ~low;
     for (int pair = 0; pair < 4; ++pair, pairs += 32, groups += 2 * stride) {
-        for (int i = 0; i < 16; ++i) {
-            groups[i] = static_cast<uint8_t>((pairs[i] & 15) | (pairs[16 + i] << 4));
-            groups[stride + i] = static_cast<uint8_t>((pairs[i] >> 4) | (pairs[16 + i] & 0xF0));
+        for (int i = 0; i < 16; i += 8) {
+            const uint64_t first = word(pairs + i), second = word(pairs + 16 + i);
+            store((first & low) | (second & low) << 4, groups + i);
+            store((first & high) >> 4 | (second & high), groups + stride + i);
         }
     }
 }
@@ -64,16 +81,13 @@ void q4_k(const uint8_t* block, uint8_t* fields) {
 void q5_k(const uint8_t* block, uint8_t* fields) {
     superblock_scales(block, fields);
     nibbles_of_pairs(block + 48, fields + 20, 20);
-    const uint8_t* fifths = block + 16;
     for (int g = 0; g < 8; ++g) {
-        for (int i = 0; i < 4; ++i) {
-            int plane = 0;
-            for (int j = 0; j < 4; ++j) {
-                plane |= (fifths[4 * j + i] >> g & 1) << (2 * j);
-                plane |= (fifths[16 + 4 * j + i] >> g & 1) << (2 * j + 1);
-            }
-            fields[20 + 20 * g + 16 + i] = static_cast<uint8_t>(plane);
+        uint32_t plane = 0;
+        for (int i = 0; i < 8; ++i) {  // the halves of a group take turns
+            const auto fifths = word<uint32_t>(block + 16 + i % 2 * 16 + i / 2 * 4);
+            plane |= (fifths >> g & each_byte<uint32_t>(1)) << i;
         }
+        store(plane, fields + 36 + 20 * g);
     }
 }
 
@@ -84,10 +98,10 @@ void q6_k(const uint8_t* block, uint8_t* fields) {
     for (int g = 0; g < 8; ++g) {
         const uint8_t* low = block + g / 4 * 64 + g % 2 * 32;
         const uint8_t* high = block + 128 + g / 4 * 32;
-        const int low_shift = g % 4 / 2 * 4, high_shift = g % 4 * 2;
-        for (int i = 0; i < 32; ++i) {
-            fields[18 + 32 * g + i] = static_cast<uint8_t>((low[i] >> low_shift & 15) |
-                                                           (high[i] >> high_shift & 3) << 4);
+        for (int i = 0; i < 32; i += 8) {
+            const uint64_t nibbles = word(low + i) >> (g % 4 / 2 * 4) & each_byte(15);
+            const uint64_t pairs = word(high + i) >> (g % 4 * 2) & each_byte(3);
+            store(nibbles | pairs << 4, fields + 18 + 32 * g + i);
         }
     }
 }
@@ -111,16 +125,40 @@ constexpr BlockType block_types[] = {
     {LinearKind::i8_row, copy<32>},
 };
 
-// Fields of `lanes` outputs, `stride` bytes apart, side by side: `count` of them. Moves both on.
+// Values of `lanes` outputs, which lie `stride` bytes apart, side by side from `lane` on: `count` of
+// them. Moves both on.
 template <typename T>
 void turn(const uint8_t*& fields, int64_t stride, int64_t lane, int64_t lanes, int64_t count,
           uint8_t*& record) {
-    for (int64_t i = 0; i < count; ++i, fields += sizeof(T), record += panel_outputs * sizeof(T)) {
-        T values[panel_outputs];
-        for (int64_t l = 0; l < lanes; ++l) std::memcpy(values + l, fields + l * stride, sizeof(T));
-        std::memcpy(record + lane * static_cast<int64_t>(sizeof(T)), values,
-                    static_cast<size_t>(lanes) * sizeof(T));
+    constexpr int64_t size = sizeof(T);
+    for (int64_t i = 0; i < count; ++i, fields += size, record += panel_outputs * size)
+        for (int64_t l = 0; l < lanes; ++l)
+            std::memcpy(record + (lane + l) * size, fields + l * stride, sizeof(T));
+}
+
+typedef uint32_t Four __attribute__((vector_size(16)));
+
+// The same of a whole panel, four by four.
+void turn_dwords(const uint8_t* fields, int64_t stride, int64_t count, uint8_t* record) {
+    int64_t i = 0;
+    for (; i + 4 <= count; i += 4) {
+        for (int64_t l = 0; l < panel_outputs; l += 4) {
+            Four a[4];
+            for (int k = 0; k < 4; ++k) std::memcpy(a + k, fields + (l + k) * stride + 4 * i, 16);
+            const Four low01 = EC_SHUFFLE_4(a[0], a[1], 0, 4, 1, 5);
+            const Four low23 = EC_SHUFFLE_4(a[2], a[3], 0, 4, 1, 5);
+            const Four high01 = EC_SHUFFLE_4(a[0], a[1], 2, 6, 3, 7);
+            const Four high23 = EC_SHUFFLE_4(a[2], a[3], 2, 6, 3, 7);
+            const Four out[4] = {
+                EC_SHUFFLE_4(low01, low23, 0, 1, 4, 5), EC_SHUFFLE_4(low01, low23, 2, 3, 6, 7),
+                EC_SHUFFLE_4(high01, high23, 0, 1, 4, 5), EC_SHUFFLE_4(high01, high23, 2, 3, 6, 7)};
+            for (int k = 0; k < 4; ++k)
+                std::memcpy(record + ((i + k) * panel_outputs + l) * 4, out + k, 16);
+        }
     }
+    fields += 4 * i;
+    record += i * panel_outputs * 4;
+    turn<uint32_t>(fields, stride, 0, panel_outputs, count - i, record);
 }
 
 }  // namespace
@@ -135,20 +173,29 @@ const char* pack_blocks(const Rows& rows, const LinearWeight& w, int64_t first, 
     const int64_t num_halves = r.looks_up ? 0 : r.bytes_at / (2 * panel_outputs);
     const int64_t num_bytes = r.codes_at / panel_outputs - 2 * num_halves;
     const int64_t num_dwords = (r.bytes - r.codes_at) / (4 * panel_outputs);
-    const int64_t block_inputs = row_types[rows.type].inputs;
+    const RowType row_type = row_types[rows.type];
     const int64_t panel_bytes = w.blob_bytes / num_panels(w);
     each_panel(first, rows.num_rows, [&](int64_t panel, int64_t lane, int64_t i, int64_t lanes) {
         constexpr int64_t stride = 288;  // the largest is Q6_K's, 274
         uint8_t fields[panel_outputs * stride];
         uint8_t* record = panels + panel * panel_bytes;
-        for (int64_t input = 0; input < w.num_inputs; input += block_inputs) {
+        for (int64_t input = 0; input < w.num_inputs; input += row_type.inputs) {
             for (int64_t l = 0; l < lanes; ++l) {
-                t.fields(rows.block(i + l, input), fields + l * stride);
+                const uint8_t* block = rows.block(i + l, input);
+                // more rows than the processor fetches ahead of by itself
+                for (int64_t at = 0; at < row_type.bytes; at += 64)
+                    __builtin_prefetch(block + row_type.bytes + at);
+                t.fields(block, fields + l * stride);
             }
             const uint8_t* from = fields;
             turn<uint16_t>(from, stride, lane, lanes, num_halves, record);
             turn<uint8_t>(from, stride, lane, lanes, num_bytes, record);
-            turn<uint32_t>(from, stride, lane, lanes, num_dwords, record);
+            if (lanes == panel_outputs) {
+                turn_dwords(from, stride, num_dwords, record);
+                record += num_dwords * panel_outputs * 4;
+            } else {
+                turn<uint32_t>(from, stride, lane, lanes, num_dwords, record);
+            }
         }
     });
     return nullptr;
