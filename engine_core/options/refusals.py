@@ -36,7 +36,7 @@ _IS_GIVEN: dict[str, Callable[[EngineOptions], object]] = {
     ),
     "--logits-processors": lambda o: o.logits_processors,
     "--quantization": lambda o: o.quantization in ("int8", "int4"),
-    "--weight-cache": lambda o: o.weight_cache is not None,
+    "--weight-cache-size": lambda o: o.weight_cache_size is not None,
     "--language-model-only": lambda o: o.multimodal.language_model_only,
     "--limit-mm-per-prompt": lambda o: o.multimodal.limit_mm_per_prompt is not None,
     "--runner pooling": lambda o: o.pooling.runner == "pooling",
@@ -126,8 +126,8 @@ _REFUSED: dict[str, dict[str, str]] = {
         "power of two, such as 16",
         "--pipeline-parallel-size": "{option} is {options.parallel.pipeline_parallel_size}, and "
         "stages run on CPUs only; use --tensor-parallel-size, or --device cpu",
-        "--weight-cache": "{option} has no effect on a GPU, which takes weights as they are; omit "
-        "it, or run with --device cpu",
+        "--weight-cache-size": "{option} has no effect on a GPU, which takes weights as they are; "
+        "omit it, or run with --device cpu",
     },
     "workers": {
         **dict.fromkeys(

@@ -15,11 +15,14 @@ from collections.abc import Callable
 import torch
 
 from engine_core.model_runner.config import RunnerConfig
+from protocol.memory import available_memory_bytes
 
 logger = logging.getLogger(__name__)
 
-_MOST_TOKENS, _MOST_BYTES = 32768, 1 << 30
-"""Most tokens and bytes ahead of the blocks in use, without --kv-cache-memory."""
+_MOST_TOKENS, _LEAST_BYTES, _MOST_BYTES = 32768, 64 << 20, 1 << 30
+"""Of what is ahead of the blocks in use, without --kv-cache-memory."""
+_PART = 256
+"""The part of the free memory that is ahead, between these bytes."""
 _POPULATE_WRITE = 23  # of madvise: as if each page were written, but its contents stay
 _STRIDE_BYTES = 256 << 10
 """Bytes taken at a time: others wait meanwhile for the memory map, 0.4 ms at 0.6 GB/s."""
@@ -37,7 +40,8 @@ def num_blocks_ahead(config: RunnerConfig, pool: int) -> int:
     counts."""
     layout, num_blocks = config.layout, -(-_MOST_TOKENS // config.block_size)
     num_ahead = num_blocks * sum(spec.pool == pool for spec in layout.group_specs)
-    most = _MOST_BYTES // len(layout.pool_bytes) // layout.pool_bytes[pool]
+    ahead_bytes = min(max(available_memory_bytes() // _PART, _LEAST_BYTES), _MOST_BYTES)
+    most = ahead_bytes // len(layout.pool_bytes) // layout.pool_bytes[pool]
     return min(config.block_ids.sizes[pool], num_ahead, most) + 1
 
 

@@ -22,17 +22,21 @@ _TYPICAL_TOKENS = 2048
 needs more keys."""
 
 
+@dataclasses.dataclass(frozen=True, slots=True)
 class HostMemory:
     """The memory that the KV cache is taken from, after the weights. On a CPU `fraction` is of what
-    is free, so that a machine in use stays usable; steps find their memory in the rest."""
+    is free, so that a machine in use stays usable; steps find their memory in the rest.
+    `mapped_bytes`: of weights in a file's pages, which the system counts as free."""
+
+    mapped_bytes: int = 0
 
     def share_bytes(self, fraction: float, step_bytes: int) -> int:
         """Bytes that `fraction` of the memory leaves for the cache; may be negative."""
-        return int(available_memory_bytes() * fraction) - step_bytes
+        return int(self.limit_bytes(step_bytes) * fraction) - step_bytes
 
     def limit_bytes(self, step_bytes: int) -> int:
         """The most that a cache may have which is asked for by number or size."""
-        return available_memory_bytes()
+        return max(0, available_memory_bytes() - self.mapped_bytes)
 
     def kept_free(self, step_bytes: int) -> str:
         """What `limit_bytes` leaves out, to follow "... are free" in a message; may be empty."""

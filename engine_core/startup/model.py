@@ -69,6 +69,7 @@ class LoadedModel:
     generates: bool = True
     max_seq_length: int | None = None
     collectives: Collectives = SINGLE_RANK
+    mapped_bytes: int = 0
 
     @property
     def dtype(self) -> torch.dtype:
@@ -151,6 +152,7 @@ def load_any_model(
         model_impl=used_impl,
         weights=_with_origin(numbers.name if packing is None else _formats_of(packing), files),
         is_packed=traits_of(ops.device).packs_weights and packing is not None,
+        mapped_bytes=0 if packing is None else packing.num_mapped_bytes(),
         pooler=None if pooled is None else pooled.pooler(model),
         generates=pooled is None or pooled.generates,
         max_seq_length=None if pooled is None else pooled.max_seq_length,
@@ -244,7 +246,7 @@ def _load_native(
     collectives: Collectives,
 ) -> Model:
     packing = ops.weight_packing(dtype)
-    limit = DEFAULT_LIMIT_BYTES if options.weight_cache is None else options.weight_cache
+    limit = DEFAULT_LIMIT_BYTES if options.weight_cache_size is None else options.weight_cache_size
     cache, kept_in = PackedWeightCache(cache_folder() / "weights", limit), None
     keeps = keeps_blocks(options.quantization, options.dtype)
     is_quantised = keeps or options.quantization in ("int8", "int4")
@@ -255,7 +257,11 @@ def _load_native(
         if mine.world_size > 1:
             packed_as += f" {mine}"
         kept_in = cache.file_for(files.fingerprint, files.weight_files, packed_as)
-        cache.open(packing, kept_in)
+        if keeps:
+            least_bytes = sum(file.stat().st_size for file in files.weight_files)
+        else:
+            least_bytes = files.num_weights * (8 if options.quantization == "int8" else 5) // 8
+        cache.open(packing, kept_in, least_bytes=least_bytes // mine.world_size)
     model = load_model(
         files.config,
         files.tensors(keeps_blocks=packing is not None),

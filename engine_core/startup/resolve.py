@@ -282,7 +282,7 @@ def _choose_num_blocks(runner: RunnerSpec, pools: PoolShares) -> PoolSizes:
     device = runner.loaded.ops.device
     memory: HostMemory | DeviceMemory
     if runner.loaded.traits.is_host:
-        memory = HostMemory()
+        memory = HostMemory(runner.loaded.mapped_bytes)
         step_bytes = runner.loaded.step_bytes(
             scheduler.max_num_batched_tokens, runner.config.max_num_logits
         )

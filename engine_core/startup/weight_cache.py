@@ -5,8 +5,9 @@ import dataclasses
 import hashlib
 import logging
 import os
+import threading
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 from kernels.interface.weights import PackedFileError, WeightPacking
@@ -18,6 +19,7 @@ DEFAULT_LIMIT_BYTES = 8 << 30
 _SUFFIX = ".weights"
 _RULES = 2
 """Counts how a model's tensors become layers' weights: goes up when other numbers come out."""
+_NOT_KEPT = "the packed weights cannot be kept for the next start: %s"
 _ABANDONED_S = 3600.0
 """Since the last change of a file without our suffix: its writer has died."""
 
@@ -52,50 +54,78 @@ class PackedWeightCache:
             digest.update(f";{status.st_size};{status.st_mtime_ns}".encode())
         return self.folder / f"{digest.hexdigest()}{_SUFFIX}"
 
-    def open(self, packing: WeightPacking, file: Path) -> bool:
-        """Let `packing` take what `file` holds. A file that it refuses is removed, with a line.
-        Returns whether there was anything to take."""
-        if not self.limit_bytes or not file.is_file():
-            return False
+    def open(self, packing: WeightPacking, file: Path, *, least_bytes: int) -> None:
+        """Let `packing` take what `file` holds, or else pack into what becomes it, if there is room
+        for that. Never fails: the log says why not. A file that is refused is removed.
+        `least_bytes`: that the packed weights will take."""
+        if not self.limit_bytes:
+            return
         try:
-            if (owner := foreign_owner(file)) is not None:
-                raise PackedFileError(f"{file} belongs to another user ({owner})")
-            packing.open(file)
+            if file.is_file():
+                if (owner := foreign_owner(file)) is not None:
+                    raise PackedFileError(f"{file} belongs to another user ({owner})")
+                packing.open(file)
+                with contextlib.suppress(OSError):  # a folder that may only be read
+                    os.utime(file)  # used now: the last to go
+                return
         except (PackedFileError, OSError) as error:
             logger.warning("the weights are packed anew: %s", error)
             with contextlib.suppress(OSError):
                 file.unlink(missing_ok=True)
-            return False
-        with contextlib.suppress(OSError):  # a folder that may only be read
-            os.utime(file)  # used now: the last to go
-        return True
+        if least_bytes > self.limit_bytes:
+            return  # `save` says it, when it knows how many there are
+        try:
+            self._make_room(least_bytes, but=file)
+            packing.create(self.folder, self.limit_bytes)
+        except OSError as error:
+            logger.warning(_NOT_KEPT, error)
 
-    def save(self, packing: WeightPacking, file: Path) -> None:
-        """Keep what was packed anew, if there is room for it. Never fails: the log says why not."""
+    def save(self, packing: WeightPacking, file: Path) -> threading.Thread | None:
+        """Keep what was packed anew, if there is room for it. Never fails: the log says why not.
+        Returns the thread that waits for the disk; the process ends after it."""
         num_bytes = packing.num_bytes_to_save()
         if not self.limit_bytes or not num_bytes:
-            return
+            return None
         if num_bytes > self.limit_bytes:
-            logger.info(
-                "the packed weights are not kept for the next start: %d MiB, --weight-cache is "
-                "%d MiB",
+            logger.warning(
+                "the packed weights are not kept for the next start: they take %d MiB, "
+                "--weight-cache-size is %d MiB; set it to %d MiB or more",
                 num_bytes >> 20,
                 self.limit_bytes >> 20,
+                -(-num_bytes >> 20),
             )
-            return
+            return None
+        try:
+            self._make_room(num_bytes, but=file)
+            put = packing.save(file)
+        except OSError as error:
+            logger.warning(_NOT_KEPT, error)
+            return None
+        thread = threading.Thread(target=self._put, args=(put, file), name="weight-cache")
+        thread.start()
+        return thread
+
+    def _put(self, put: Callable[[], None], file: Path) -> None:
         started_s = time.monotonic()
         try:
-            self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-            self._make_room(num_bytes, but=file)
-            packing.save(file)
+            put()
+            sizes = [each.stat().st_size for each in self.folder.glob(f"*{_SUFFIX}")]
         except OSError as error:
-            logger.warning("the packed weights cannot be kept for the next start: %s", error)
+            logger.warning(_NOT_KEPT, error)
             return
-        took_s = time.monotonic() - started_s
-        logger.info("kept packed weights for the next start in %.1f s: %s", took_s, file)
+        logger.info(
+            "kept packed weights for the next start in %.1f s: %s (%d files take %d MiB of "
+            "--weight-cache-size %d MiB)",
+            time.monotonic() - started_s,
+            file,
+            len(sizes),
+            sum(sizes) >> 20,
+            self.limit_bytes >> 20,
+        )
 
     def _make_room(self, num_bytes: int, *, but: Path) -> None:
         """Remove files until `num_bytes` more fit, the least recently used first."""
+        self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         for file in self.folder.iterdir():
             is_ours = file.suffix == _SUFFIX
             with contextlib.suppress(FileNotFoundError):  # another rank's, which has its name now

@@ -1,22 +1,17 @@
-"""The weights of one model in the native library's layouts; saved once, mapped by later starts."""
+"""The weights of one model in the native library's layouts."""
 
-import json
-import mmap
-import os
-import struct
-import tempfile
-import zlib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import groupby, repeat
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 import torch
 
 from kernels.cpu.experts import NativeExpertWeights
 from kernels.cpu.library import NativeLibrary
 from kernels.cpu.linear import PackedParts
+from kernels.cpu.packed_file import PackedFileWriter, map_packed
 from kernels.cpu.weights import (
     GGUF_KINDS,
     LinearKind,
@@ -24,7 +19,6 @@ from kernels.cpu.weights import (
     pack_bfloat16,
     pack_float,
     pack_parts,
-    packed_linear,
     quantise_int4,
     quantise_int8,
 )
@@ -32,142 +26,18 @@ from kernels.interface.weights import (
     ExpertActivation,
     ExpertBiases,
     LinearWeight,
-    PackedFileError,
     QuantisedTensor,
     WeightPart,
     mxfp4_as_gguf,
 )
 
-_MAGIC = b"ec-packed-lin-03"  # the layouts of src/linear.h are part of the version
-_START = struct.Struct("<16sQQI28x")
-_ALIGNMENT = 64
-_FIELDS = ("blob", "row_scales", "bias")
-
-
-def save_packed(path: Path, weights: Mapping[str, PackedLinear], *, key: str) -> None:
-    """Write `weights` to `path`, in place of what is there.
-
-    The file:
-
-        offset 0   magic [16] | header bytes, u64 | file bytes, u64 | crc32 of the header | zeros
-              64   header: JSON
-               .   tensors, each aligned to 64
-
-    Numbers are little-endian. A file gets its name when it is complete. Reading checks the header's
-    sum, the file's length and every range, but does not sum the tensors, which would read them all
-    at start: a flipped bit there is a wrong weight, never a wrong address.
-    `key`: what the weights were made from; `map_packed` checks it. Raises OSError: the folder
-    cannot be written, or is full."""
-    tensors: list[tuple[int, torch.Tensor]] = []
-    end = 0
-
-    def place(tensor: torch.Tensor | None) -> list[int] | None:
-        nonlocal end
-        if tensor is None:
-            return None
-        flat = tensor.view(torch.uint8)
-        at = -(-end // _ALIGNMENT) * _ALIGNMENT
-        tensors.append((at, flat))
-        end = at + flat.numel()
-        return [at, flat.numel()]
-
-    records: dict[str, dict[str, Any]] = {}
-    for name, weight in weights.items():
-        shape = {"outputs": weight.num_outputs, "inputs": weight.num_inputs}
-        places = {field: place(getattr(weight, field)) for field in _FIELDS}
-        records[name] = {"kind": weight.kind.name, **shape, **places}
-    header = json.dumps({"key": key, "weights": records}).encode()
-    first = _first_tensor(len(header))
-    start = _START.pack(_MAGIC, len(header), first + end, zlib.crc32(header))
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.NamedTemporaryFile(dir=path.parent, prefix="packing-", delete=False) as file:
-        try:
-            file.write(start + header)
-            for at, flat in tensors:
-                file.seek(first + at)
-                file.write(flat.numpy().data)
-            file.truncate(first + end)
-            file.flush()
-            os.fsync(file.fileno())  # a rename that survives a crash must not name an empty file
-            Path(file.name).replace(path)
-        except BaseException:
-            Path(file.name).unlink(missing_ok=True)
-            raise
-
-
-def map_packed(library: NativeLibrary, path: Path, *, key: str) -> dict[str, PackedLinear]:
-    """The weights that `save_packed` wrote, over the file's own pages.
-
-    They are read when they are first used. The file may be replaced or removed meanwhile, and must
-    not be cut short in place.
-    Raises PackedFileError: no such file, one of another kind, version or key, or a damaged one."""
-    try:
-        with path.open("rb") as file:
-            size = os.fstat(file.fileno()).st_size
-            if size < _START.size:
-                raise PackedFileError(f"{path} has {size} bytes: it is no file of packed weights")
-            # private and writable, as torch would warn of memory that is not; never written
-            pages = mmap.mmap(
-                file.fileno(), size, mmap.MAP_PRIVATE, mmap.PROT_READ | mmap.PROT_WRITE
-            )
-    except OSError as error:
-        raise PackedFileError(f"{path} cannot be read ({error})") from error
-    magic, header_bytes, file_bytes, checksum = _START.unpack_from(pages)
-    if magic != _MAGIC:
-        raise PackedFileError(f"{path} is no file of packed weights of this version")
-    if file_bytes != size:
-        raise PackedFileError(f"{path} has {size} bytes and should have {file_bytes}")
-    header = pages[_START.size : _START.size + header_bytes]
-    if len(header) != header_bytes or zlib.crc32(header) != checksum:
-        raise PackedFileError(f"{path} has a damaged header")
-    described = json.loads(header)
-    if described["key"] != key:
-        raise PackedFileError(
-            f"{path} was packed from other weights: its key is {described['key']!r}, wanted {key!r}"
-        )
-    first = _first_tensor(header_bytes)
-    tensors = torch.frombuffer(pages, dtype=torch.uint8)[first:]
-    try:
-        return {
-            name: _weight(library, tensors, record) for name, record in described["weights"].items()
-        }
-    except (ValueError, KeyError, TypeError) as error:
-        raise PackedFileError(f"{path} holds a weight that does not fit: {error}") from error
-
-
-def _weight(
-    library: NativeLibrary, tensors: torch.Tensor, record: Mapping[str, Any]
-) -> PackedLinear:
-    blob, scales, bias = (_slice(tensors, record[field]) for field in _FIELDS)
-    if blob is None:
-        raise ValueError("it has no codes")
-    floats = (None if each is None else each.view(torch.float32) for each in (bias, scales))
-    kind = LinearKind[record["kind"]]
-    return packed_linear(library, kind, record["outputs"], record["inputs"], blob, *floats)
-
-
-def _slice(tensors: torch.Tensor, place: list[int] | None) -> torch.Tensor | None:
-    if place is None:
-        return None
-    at, num_bytes = place
-    if at < 0 or num_bytes < 0 or at % _ALIGNMENT or at + num_bytes > tensors.numel():
-        raise ValueError(f"bytes {at} to {at + num_bytes} of {tensors.numel()}")
-    return tensors[at : at + num_bytes]
-
-
-def _first_tensor(header_bytes: int) -> int:
-    return -(-(_START.size + header_bytes) // _ALIGNMENT) * _ALIGNMENT
-
-
 FloatFormat = Literal["float32", "bfloat16", "int8", "int4"]
 
 _FLOAT32 = "float32"
-_PACKERS = {
-    _FLOAT32: pack_float,
-    "bfloat16": pack_bfloat16,
-    "int8": quantise_int8,
-    "int4": quantise_int4,
-}
+_QUANTISERS = {"int8": quantise_int8, "int4": quantise_int4}
+_PACKERS = {_FLOAT32: pack_float, "bfloat16": pack_bfloat16, **_QUANTISERS}
+_ROOM_BYTES = 1 << 20
+"""Beside twice the weights: for small ones' scales, biases and alignment."""
 _BITS: tuple[tuple[str, int], ...] = (
     ("int4", 4),
     ("int8", 8),
@@ -230,7 +100,9 @@ class NativePacking:
         self._found: Mapping[str, PackedLinear] = {}
         self._packed: dict[str, PackedLinear] = {}
         self._bytes: dict[str, int] = {}
-        self._num_new = 0
+        self._writer: PackedFileWriter | None = None
+        self._refusal: OSError | None = None
+        self._num_new = self._num_mapped_bytes = 0
 
     def pack(
         self,
@@ -287,14 +159,24 @@ class NativePacking:
         return NativeExpertWeights(self._library, sides[0], sides[1], activation)
 
     def open(self, file: Path) -> None:
-        self._found = map_packed(self._library, file, key=file.stem)
+        self._found = map_packed(self._library, file)
+
+    def create(self, folder: Path, most_bytes: int) -> None:
+        self._writer = PackedFileWriter(folder, most_bytes)
 
     def num_bytes_to_save(self) -> int:
         return sum(weight.num_bytes for weight in self._packed.values()) if self._num_new else 0
 
-    def save(self, file: Path) -> None:
-        save_packed(file, self._packed, key=file.stem)
-        self._found, self._packed = {}, {}  # the model keeps what it uses
+    def save(self, file: Path) -> Callable[[], None]:
+        if self._refusal is not None:
+            raise self._refusal
+        num_bytes = 2 * self.num_bytes_to_save() + _ROOM_BYTES
+        writer, self._writer = self._writer or PackedFileWriter(file.parent, num_bytes), None
+        packed, self._found, self._packed = self._packed, {}, {}  # the model keeps what it uses
+        return writer.finish(file, packed)
+
+    def num_mapped_bytes(self) -> int:
+        return self._num_mapped_bytes
 
     def bytes_by_format(self) -> Mapping[str, int]:
         return dict(self._bytes)
@@ -305,37 +187,52 @@ class NativePacking:
         format_ = _RUN_AS.get(part.type_name, part.type_name)
         return format_ if format_ in GGUF_KINDS else floats
 
+    def _reserve(self, num_bytes: int) -> torch.Tensor:
+        """Memory of the file while there is one."""
+        if self._writer is not None:
+            try:
+                memory = self._writer.reserve(num_bytes)
+                self._num_mapped_bytes += num_bytes
+                return memory
+            except OSError as error:
+                self._writer.discard()
+                self._writer, self._refusal = None, error
+        return self._library.memory.reserve(num_bytes)
+
     def _find_or_pack(self, name: str, piece: _Piece, bias_N: torch.Tensor | None) -> PackedLinear:
         weight = self._found.get(name)
         wanted = (piece.kind, *piece.shape)
         is_float = piece.kind in _FLOAT_KINDS  # packed as fast as read
         if weight is None or wanted != (weight.kind, weight.num_outputs, weight.num_inputs):
-            weight = _pack(self._library, piece, bias_N)
+            weight = self._pack(piece, bias_N)
             self._num_new += not is_float
+        else:
+            self._num_mapped_bytes += weight.num_bytes
         if not is_float:
             self._packed[name] = weight
         self._bytes[piece.format] = self._bytes.get(piece.format, 0) + weight.num_bytes
         return weight
+
+    def _pack(self, piece: _Piece, bias_N: torch.Tensor | None) -> PackedLinear:
+        library, reserve = self._library, self._reserve
+        if piece.kind in _FLOAT_KINDS:
+            return pack_parts(library, piece.kind, piece.parts, bias_N)
+        quantise = _QUANTISERS.get(piece.format)
+        if quantise is None:
+            parts = [_as_gguf(part) for part in piece.parts]
+            return pack_parts(library, piece.kind, parts, bias_N, reserve=reserve)
+        floats = [
+            part.dequantise() if isinstance(part, QuantisedTensor) else part.to(torch.float32)
+            for part in piece.parts
+        ]
+        weight_NE = floats[0] if len(floats) == 1 else torch.cat(floats)
+        return quantise(library, weight_NE, bias_N, reserve=reserve)
 
 
 def _at_least(floats: str, least_bits: int) -> str:
     """The format chosen, or the smallest above it that has so many bits."""
     names = [name for name, _ in _BITS]
     return next(name for name, bits in _BITS[names.index(floats) :] if bits >= least_bits)
-
-
-def _pack(library: NativeLibrary, piece: _Piece, bias_N: torch.Tensor | None) -> PackedLinear:
-    if piece.kind in _FLOAT_KINDS:
-        return pack_parts(library, piece.kind, piece.parts, bias_N)
-    quantise = _PACKERS.get(piece.format)
-    if quantise is None:
-        return pack_parts(library, piece.kind, [_as_gguf(part) for part in piece.parts], bias_N)
-    floats = [
-        part.dequantise() if isinstance(part, QuantisedTensor) else part.to(torch.float32)
-        for part in piece.parts
-    ]
-    weight_NE = floats[0] if len(floats) == 1 else torch.cat(floats)
-    return quantise(library, weight_NE, bias_N)
 
 
 def _as_gguf(part: WeightPart) -> WeightPart:

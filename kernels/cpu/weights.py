@@ -184,7 +184,11 @@ def pack_bfloat16(
 
 
 def quantise_int8(
-    library: NativeLibrary, weight_NE: torch.Tensor, bias_N: torch.Tensor | None = None
+    library: NativeLibrary,
+    weight_NE: torch.Tensor,
+    bias_N: torch.Tensor | None = None,
+    *,
+    reserve: Callable[[int], torch.Tensor] | None = None,
 ) -> PackedLinear:
     """A floating weight in signed bytes with one scale a row: `scale = max|w| / 127`.
 
@@ -192,7 +196,8 @@ def quantise_int8(
     Raises ValueError: as `pack_float`, or a weight that is not finite."""
     num_outputs, num_inputs = _check_weight(weight_NE)
     scales_N = torch.zeros(num_outputs)
-    weight = _empty_weight(library, LinearKind.I8_ROW, num_outputs, num_inputs, bias_N, scales_N)
+    shape = num_outputs, num_inputs
+    weight = _empty_weight(library, LinearKind.I8_ROW, *shape, bias_N, scales_N, reserve)
     assert weight.row_scales is not None
     for first, values in _rows_at_a_time(weight_NE):
         scales = values.abs().amax(dim=1) / 127
@@ -204,7 +209,11 @@ def quantise_int8(
 
 
 def quantise_int4(
-    library: NativeLibrary, weight_NE: torch.Tensor, bias_N: torch.Tensor | None = None
+    library: NativeLibrary,
+    weight_NE: torch.Tensor,
+    bias_N: torch.Tensor | None = None,
+    *,
+    reserve: Callable[[int], torch.Tensor] | None = None,
 ) -> PackedLinear:
     """A floating weight in 4 bits, with a scale and a minimum for every 32 inputs of a row.
 
@@ -212,7 +221,8 @@ def quantise_int4(
     padded to whole groups with zeros.
     Raises ValueError: as `quantise_int8`, or a group's scale or minimum beyond float16."""
     num_outputs, num_inputs = _check_weight(weight_NE)
-    packed = _empty_weight(library, LinearKind.Q4_MINIMUM, num_outputs, num_inputs, bias_N)
+    shape = num_outputs, num_inputs
+    packed = _empty_weight(library, LinearKind.Q4_MINIMUM, *shape, bias_N, reserve=reserve)
     for first, values in _rows_at_a_time(weight_NE):
         padded = torch.nn.functional.pad(values, (0, -num_inputs % _GROUP))
         groups = padded.view(len(values), -1, _GROUP)

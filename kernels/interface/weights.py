@@ -177,7 +177,8 @@ class PackedFileError(Exception):
 
 
 class WeightPacking(Protocol):
-    """The packed weights of one model. `open` first, if at all; then every `pack`; then `save`."""
+    """The packed weights of one model. `open` or `create` first, if at all; then every `pack`; then
+    `save`."""
 
     def pack(
         self,
@@ -221,14 +222,22 @@ class WeightPacking(Protocol):
         """Take weights from a file that `save` has written for the same model and format.
         Raises PackedFileError: nothing was taken."""
 
+    def create(self, folder: Path, most_bytes: int) -> None:
+        """Pack what is quantised into the pages of a file there, of which `save` makes one to open.
+        When the disk is full or `most_bytes` are taken the rest goes to other memory, and `save`
+        says why. Raises OSError: there can be no such file."""
+
     def num_bytes_to_save(self) -> int:
         """All that is quantised; 0 if none of it is new to the file that was opened."""
 
-    def save(self, file: Path) -> None:
-        """Write all that is quantised. The last call for this model.
+    def save(self, file: Path) -> Callable[[], None]:
+        """Let all that is quantised become `file`. The last call for this model.
 
-        The file is complete or not there: it gets its name when all of it is written.
-        Raises OSError: it cannot be written."""
+        Returns what waits for the disk, for a thread: `file` gets its name when all is written.
+        Both raise OSError: it cannot be."""
+
+    def num_mapped_bytes(self) -> int:
+        """Of the weights packed so far, those in pages of a file: the system may drop them."""
 
     def bytes_by_format(self) -> Mapping[str, int]:
         """What the weights packed so far take, by the name of their format."""

@@ -69,7 +69,10 @@ def test_what_cannot_start_says_why_in_one_line(options, words):
         (["--batch-invariant", "--dtype", "float16"], "has products that torch computes"),
         (["--quantization", "int8", "--dtype", "bfloat16"], "computes in float32, not in bfloat16"),
         (["--quantization", "int4", "--device", "cuda"], "int4 runs on a CPU only"),
-        (["--weight-cache", "1GiB", "--device", "cuda"], "--weight-cache has no effect on a GPU"),
+        (
+            ["--weight-cache-size", "1GiB", "--device", "cuda"],
+            "--weight-cache-size has no effect on a GPU",
+        ),
         (["--capture-at-start"], "--capture-at-start has no effect on a CPU"),
         (["--kv-cache-dtype", "fp8"], "--kv-cache-dtype fp8 needs a GPU"),
         (["--model-impl", "transformers"], "no effect with --load-format dummy"),

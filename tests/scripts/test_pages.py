@@ -9,8 +9,8 @@ from engine_core.startup.device import defaults_of
 
 DOCS = Path(__file__).parents[2] / "docs"
 OF_DEVICES = (
-    "model", "device", "dtype", "batch-invariant", "quantization", "weight-cache", "load-format",
-    "model-config", "capture-at-start", "enforce-eager", "kv-cache-dtype",
+    "model", "device", "dtype", "batch-invariant", "quantization", "weight-cache-size",
+    "load-format", "model-config", "capture-at-start", "enforce-eager", "kv-cache-dtype",
 )  # fmt: skip
 
 

@@ -289,11 +289,17 @@ class TritonPacking:
     def open(self, file: Path) -> None:
         raise PackedFileError(f"{file}: a GPU's weights are not kept packed on disk")
 
+    def create(self, folder: Path, most_bytes: int) -> None:
+        raise OSError(f"{folder}: a GPU's weights are not kept packed on disk")
+
     def num_bytes_to_save(self) -> int:
         return 0
 
-    def save(self, file: Path) -> None:
+    def save(self, file: Path) -> Callable[[], None]:
         raise OSError(f"{file}: a GPU's weights are not kept packed on disk")
+
+    def num_mapped_bytes(self) -> int:
+        return 0
 
     def bytes_by_format(self) -> Mapping[str, int]:
         return dict(self._bytes)

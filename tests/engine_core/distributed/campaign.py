@@ -65,7 +65,7 @@ def logits_of(
         model_config=file,
         num_threads=1,
         quantization=quantization,
-        weight_cache=0,
+        weight_cache_size=0,
     )
     loaded = load_any_model(options, ConfigOnly(file), torch.device("cpu"), collectives)
     model = WholeLogits(loaded.model, collectives)

@@ -74,7 +74,10 @@ def wait_until(condition):
         time.sleep(0.01)
 
 
-def test_of_a_cache_whose_memory_nobody_gave_the_first_blocks_are_few():
+def test_of_a_cache_whose_memory_nobody_gave_the_first_blocks_are_few(monkeypatch):
+    free_bytes = 2**40
+    monkeypatch.setattr(cache_pages, "available_memory_bytes", lambda: free_bytes)
+
     def blocks(pool=0, *, num_blocks=10**6, block_size=16, specs=(KEYS,), pool_bytes=(1000,)):
         config = SimpleNamespace(
             layout=SimpleNamespace(group_specs=specs, pool_bytes=pool_bytes),
@@ -88,6 +91,11 @@ def test_of_a_cache_whose_memory_nobody_gave_the_first_blocks_are_few():
     assert blocks(num_blocks=300) == 1 + 300
     assert blocks(pool_bytes=[2**20]) == 1 + 1024
     assert blocks(pool_bytes=[2**31]) == 1
+    free_bytes = 2**35
+    assert blocks(pool_bytes=[2**20]) == 1 + 128
+    free_bytes = 2**30
+    assert blocks(pool_bytes=[2**20]) == 1 + 64
+    free_bytes = 2**40
     specs = [KEYS, KVCacheGroupSpec(2, pool=1)]
     assert blocks(1, specs=specs, pool_bytes=[1000, 1000]) == 1 + 32768 // 16
     assert blocks(1, specs=specs, pool_bytes=[1000, 2**24]) == 1 + 32

@@ -39,9 +39,9 @@ def shares(groups=(KEYS,), pool_bytes=(MIB,), *, max_model_len=40, watermark=0.0
     )
 
 
-def choose(num_blocks=None, kv_cache_memory=None, memory_fraction=0.5, pools=None):
+def choose(num_blocks=None, kv_cache_memory=None, memory_fraction=0.5, pools=None, mapped_bytes=0):
     return choose_num_blocks(
-        HostMemory(),
+        HostMemory(mapped_bytes),
         pools or shares(),
         step_bytes=20 * MIB,
         num_blocks=num_blocks,
@@ -52,6 +52,7 @@ def choose(num_blocks=None, kv_cache_memory=None, memory_fraction=0.5, pools=Non
 
 def test_free_memory_less_a_steps_activations_is_used():
     assert choose() == 30
+    assert choose(mapped_bytes=40 * MIB) == 10  # the system counts what can be read again
 
 
 @pytest.mark.parametrize(("num_keys", "num_states"), [(4, 4), (40, 10), (60, 15), (200, 16)])

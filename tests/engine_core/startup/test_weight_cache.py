@@ -10,7 +10,7 @@ from kernels.interface.weights import PackedFileError
 
 
 class FakePacking:
-    """Files hold text: "good" is taken."""
+    """Files hold text: "good" is taken. Nothing waits for the disk."""
 
     def __init__(self, num_bytes=100):
         self.num_bytes = num_bytes
@@ -25,9 +25,23 @@ class FakePacking:
     def num_bytes_to_save(self):
         return self.num_bytes if self.is_new else 0
 
+    def create(self, folder, most_bytes):
+        if most_bytes < self.num_bytes:
+            raise OSError("full")
+
     def save(self, file):
         assert self.is_new
-        file.write_text("good".ljust(self.num_bytes, "."))
+        return lambda: file.write_text("good".ljust(self.num_bytes, "."))
+
+
+def open_(cache, packing, file):
+    cache.open(packing, file, least_bytes=packing.num_bytes)
+    return packing.taken
+
+
+def save(cache, packing, file):
+    if (thread := cache.save(packing, file)) is not None:
+        thread.join()
 
 
 @pytest.fixture
@@ -46,11 +60,11 @@ def cache(tmp_path):
 def test_what_one_start_has_kept_the_next_one_takes(cache, model):
     file = cache.file_for("abc", [model], "blocks")
     first, second = FakePacking(), FakePacking()
-    assert not cache.open(first, file)
-    cache.save(first, file)
-    assert cache.open(second, file)
+    assert not open_(cache, first, file)
+    save(cache, first, file)
+    assert open_(cache, second, file)
     assert second.taken
-    cache.save(second, file)  # nothing is new: not written again
+    save(cache, second, file)  # nothing is new: not written again
 
 
 def test_a_file_is_named_by_contents_times_and_format(cache, model, tmp_path):
@@ -74,24 +88,24 @@ def test_a_file_that_is_refused_goes_with_one_line(cache, model, caplog):
     file.write_text("foreign")
     packing = FakePacking()
     with caplog.at_level(logging.WARNING):
-        assert not cache.open(packing, file)
+        assert not open_(cache, packing, file)
     assert not file.exists()
     assert [record.getMessage() for record in caplog.records] == [
         f"the weights are packed anew: {file} is no file of packed weights"
     ]
-    cache.save(packing, file)
-    assert cache.open(FakePacking(), file)
+    save(cache, packing, file)
+    assert open_(cache, FakePacking(), file)
 
 
 def test_those_used_longest_ago_make_room(cache, model):
     files = [cache.file_for(str(number), [model], "blocks") for number in range(4)]
     for number, file in enumerate(files[:3]):
-        cache.save(FakePacking(300), file)
+        save(cache, FakePacking(300), file)
         os.utime(file, (number, number))
-    assert cache.open(FakePacking(), files[0])  # used now
-    cache.save(FakePacking(300), files[3])
+    assert open_(cache, FakePacking(), files[0])  # used now
+    save(cache, FakePacking(300), files[3])
     assert [file.exists() for file in files] == [True, False, True, True]
-    cache.save(FakePacking(1000), files[1])
+    save(cache, FakePacking(1000), files[1])
     assert [file.exists() for file in files] == [False, True, False, False]
 
 
@@ -101,15 +115,15 @@ def test_what_somebody_who_died_was_writing_goes_after_an_hour(cache, model):
     for file in (old, new):
         file.write_text("half")
     os.utime(old, (1000, 1000))
-    cache.save(FakePacking(), cache.file_for("abc", [model], "blocks"))
+    save(cache, FakePacking(), cache.file_for("abc", [model], "blocks"))
     assert (old.exists(), new.exists()) == (False, True)
 
 
 def test_weights_larger_than_the_limit_are_not_kept_and_push_nothing_out(cache, model, caplog):
     kept = cache.file_for("abc", [model], "blocks")
-    cache.save(FakePacking(300), kept)
+    save(cache, FakePacking(300), kept)
     with caplog.at_level(logging.INFO):
-        cache.save(FakePacking(1001), kept.with_name("big.weights"))
+        save(cache, FakePacking(1001), kept.with_name("big.weights"))
     assert [file.name for file in kept.parent.iterdir()] == [kept.name]
     assert "--weight-cache" in caplog.text
 
@@ -117,11 +131,11 @@ def test_weights_larger_than_the_limit_are_not_kept_and_push_nothing_out(cache, 
 def test_a_limit_of_nothing_reads_and_writes_nothing(cache, model, tmp_path):
     file = cache.file_for("abc", [model], "blocks")
     off = PackedWeightCache(cache.folder, 0)
-    off.save(FakePacking(), file)
+    save(off, FakePacking(), file)
     assert not cache.folder.exists()
-    cache.save(FakePacking(), file)
+    save(cache, FakePacking(), file)
     packing = FakePacking()
-    assert not off.open(packing, file)
+    assert not open_(off, packing, file)
     assert not packing.taken
 
 
@@ -130,5 +144,5 @@ def test_a_folder_that_cannot_be_written_is_no_reason_to_fail(model, tmp_path, c
     cache = PackedWeightCache(tmp_path / "file" / "cache", 1000)
     file = cache.file_for("abc", [model], "blocks")
     with caplog.at_level(logging.WARNING):
-        cache.save(FakePacking(), file)
+        save(cache, FakePacking(), file)
     assert "cannot be kept for the next start" in caplog.text

@@ -158,7 +158,7 @@ def test_what_changes_no_answer_is_taken_and_said_once(caplog):
         ("dtype", "torch.float32", "float32"), ("dtype", "half", "float16"),
         ("dtype", "float", "float32"), ("dtype", "auto", "auto"),
         ("kv_cache_dtype", "fp8_e4m3", "fp8"), ("quantization", None, "auto"),
-        ("quantization", "int8", "int8"), ("weight_cache", "2GiB", 2**31),
+        ("quantization", "int8", "int8"), ("weight_cache_size", "2GiB", 2**31),
         ("quantization", "awq", "awq"), ("quantization", "awq_marlin", "awq"),
         ("quantization", "gptq_marlin", "gptq"), ("quantization", "gguf", "gguf"),
         ("load_format", "safetensors", "safetensors"), ("load_format", "gguf", "gguf"),

@@ -139,7 +139,7 @@ def test_a_second_start_takes_experts_from_the_file_and_reads_no_part(library, t
     ops, first, second = CpuOperations(library), NativePacking(library), NativePacking(library)
     packed = first.pack_experts("mlp", gate_up, down)
     assert first.num_bytes_to_save() == sum(first.bytes_by_format().values())
-    first.save(file)
+    first.save(file)()
     second.open(file)
     again = second.pack_experts("mlp", *([*map(unreadable, side)] for side in (gate_up, down)))
     assert second.num_bytes_to_save() == 0

@@ -1,6 +1,6 @@
 """Packed weights go to a file and come back with the same bits; any other file is refused."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import pytest
@@ -8,23 +8,31 @@ import torch
 
 from kernels.cpu.library import NativeLibrary
 from kernels.cpu.linear import NativeLinear
-from kernels.cpu.packing import PackedFileError, map_packed, save_packed
-from kernels.cpu.weights import pack_float, quantise_int4, quantise_int8
+from kernels.cpu.packed_file import PackedFileWriter, map_packed
+from kernels.cpu.packing import NativePacking
+from kernels.cpu.weights import PackedLinear, pack_float, quantise_int4, quantise_int8
+from kernels.interface.weights import PackedFileError
+from tests.kernels.gguf_parts import random_part
 
-KEY = "a model, float32"
+
+def save_packed(path: Path, weights: Mapping[str, PackedLinear]) -> None:
+    PackedFileWriter(path.parent, 1 << 20).finish(path, weights)()
 
 
-def test_weights_come_back_with_the_same_bits(library: NativeLibrary, tmp_path: Path) -> None:
+def test_weights_come_back_with_the_same_bits_wherever_they_were_packed(
+    library: NativeLibrary, tmp_path: Path
+) -> None:
     linear = NativeLinear(library)
     w, bias = torch.randn(70, 75), torch.randn(70)
+    path = tmp_path / "folder" / "packed"
+    writer = PackedFileWriter(path.parent, 1 << 20)
     weights = {
         "float32": pack_float(library, w, bias),
-        "int8": quantise_int8(library, w),
-        "int4": quantise_int4(library, w, bias),
+        "int8": quantise_int8(library, w, reserve=writer.reserve),
+        "int4": quantise_int4(library, w, bias, reserve=writer.reserve),
     }
-    path = tmp_path / "folder" / "packed"
-    save_packed(path, weights, key=KEY)
-    mapped = map_packed(library, path, key=KEY)
+    writer.finish(path, weights)()
+    mapped = map_packed(library, path)
     x = torch.randn(5, 75)
     assert list(mapped) == list(weights)
     for name, weight in weights.items():
@@ -37,7 +45,7 @@ def test_weights_come_back_with_the_same_bits(library: NativeLibrary, tmp_path: 
 
 @pytest.fixture
 def saved(library: NativeLibrary, tmp_path: Path) -> Path:
-    save_packed(tmp_path / "packed", {"w": quantise_int8(library, torch.randn(40, 64))}, key=KEY)
+    save_packed(tmp_path / "packed", {"w": quantise_int8(library, torch.randn(40, 64))})
     return tmp_path / "packed"
 
 
@@ -58,17 +66,17 @@ def test_a_damaged_file_is_refused(
     saved.write_bytes(damage(right))
     assert saved.read_bytes() != right
     with pytest.raises(PackedFileError, match=words):
-        map_packed(library, saved, key=KEY)
+        map_packed(library, saved)
 
 
 def test_another_models_file_and_none_at_all_are_refused(
     library: NativeLibrary, saved: Path
 ) -> None:
-    with pytest.raises(PackedFileError, match=r"packed from other weights.*float32.*another"):
-        map_packed(library, saved, key="another")
+    with pytest.raises(PackedFileError, match=r"packed from other weights.*packed.*another"):
+        map_packed(library, saved.rename(saved.with_name("another")))
     for path in (saved.parent / "missing", saved.parent):
         with pytest.raises(PackedFileError, match="cannot be read"):
-            map_packed(library, path, key=KEY)
+            map_packed(library, path)
 
 
 def test_a_failed_write_leaves_the_old_file(
@@ -76,11 +84,49 @@ def test_a_failed_write_leaves_the_old_file(
 ) -> None:
     before = saved.read_bytes()
 
-    def full(_: int) -> None:
+    def full(*_: int) -> None:
         raise OSError("no space left")
 
-    monkeypatch.setattr("os.fsync", full)
-    with pytest.raises(OSError, match="no space left"):
-        save_packed(saved, {"w": pack_float(library, torch.randn(3, 3))}, key=KEY)
-    assert saved.read_bytes() == before
-    assert list(saved.parent.iterdir()) == [saved]
+    for name in ("os.fsync", "os.posix_fallocate"):
+        monkeypatch.setattr(name, full)
+        with pytest.raises(OSError, match="no space left"):
+            save_packed(saved, {"w": pack_float(library, torch.randn(3, 3))})
+        assert saved.read_bytes() == before
+        assert list(saved.parent.iterdir()) == [saved]
+
+
+def test_a_file_that_is_not_finished_is_no_file_and_its_memory_stays(tmp_path: Path) -> None:
+    writer = PackedFileWriter(tmp_path, 1 << 20)
+    memory = writer.reserve(1000).fill_(7)
+    assert len(list(tmp_path.iterdir())) == 1
+    with pytest.raises(OSError, match="more than the 1 MiB"):
+        writer.reserve(1 << 20)
+    del writer
+    assert not list(tmp_path.iterdir())
+    assert bool((memory == 7).all())
+
+
+def test_a_crash_while_packing_leaves_nothing_that_is_taken_for_weights(
+    library: NativeLibrary, tmp_path: Path
+) -> None:
+    writer = PackedFileWriter(tmp_path, 1 << 20)
+    weights = {"w": quantise_int8(library, torch.randn(40, 64), reserve=writer.reserve)}
+    writer.finish(tmp_path / "packed", weights)  # all but what waits for the disk
+    (left,) = tmp_path.iterdir()
+    with pytest.raises(PackedFileError, match="no file of packed weights"):
+        map_packed(library, left)
+
+
+def test_where_the_disk_is_full_weights_are_packed_into_other_memory(
+    library: NativeLibrary, tmp_path: Path
+) -> None:
+    packing, part = NativePacking(library), random_part("Q4_1", 40, 64)
+    packing.create(tmp_path, most_bytes=2000)
+    packed = [packing.pack(name, [part]) for name in "ab"]
+    for each in packed:
+        assert isinstance(each, PackedLinear)
+        rows = NativeLinear(library).gather_rows(torch.arange(40), each)
+        assert torch.equal(rows, part.dequantise())
+    assert not list(tmp_path.iterdir())
+    with pytest.raises(OSError, match="they take more than"):
+        packing.save(tmp_path / "model.weights")

@@ -162,9 +162,10 @@ def test_a_second_start_takes_weights_from_the_file_and_reads_no_part(
     parts = [random_part("Q4_1", 40, 64), random_part("Q8_0", 24, 64)]
     table, bias = random_part("Q8_0", 70, 64), torch.randn(64)
     first = NativePacking(library)
+    first.create(tmp_path, 1 << 20)
     packed = first.pack("qk", parts, bias), first.pack("table", [table])
     assert first.num_bytes_to_save() == sum(first.bytes_by_format().values())
-    first.save(file)
+    first.save(file)()
 
     second = NativePacking(library)
     second.open(file)
@@ -177,6 +178,8 @@ def test_a_second_start_takes_weights_from_the_file_and_reads_no_part(
     for one, other in zip(packed, again, strict=True):
         assert torch.equal(linear(x, one), linear(x, other))
     assert second.bytes_by_format() == first.bytes_by_format()
+    assert second.num_mapped_bytes() == first.num_mapped_bytes()
+    assert second.num_mapped_bytes() == sum(second.bytes_by_format().values())
     assert second.num_bytes_to_save() == 0
 
 
@@ -186,7 +189,7 @@ def test_what_the_file_does_not_hold_is_packed_and_added(
     file = tmp_path / "model.weights"
     first = NativePacking(library)
     first.pack("q", [random_part("Q4_1", 40, 64)])
-    first.save(file)
+    first.save(file)()
     second = NativePacking(library)
     second.open(file)
     other = random_part("Q4_1", 33, 64)
@@ -207,7 +210,7 @@ def test_a_file_of_another_name_is_refused(library: NativeLibrary, tmp_path: Pat
     file = tmp_path / "model.weights"
     packing = NativePacking(library)
     packing.pack("q", [random_part("Q4_1", 40, 64)])
-    packing.save(file)
+    packing.save(file)()
     file = file.rename(tmp_path / "another.weights")
     with pytest.raises(PackedFileError, match=str(file)):
         NativePacking(library).open(file)
