@@ -4,13 +4,14 @@ name in `tokenizer.ggml.pre`. The expressions are also in llama.cpp's llama-voca
 import dataclasses
 from typing import Any
 
+_CONTRACTIONS = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)"
 _LLAMA3 = (
-    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}"
+    _CONTRACTIONS + r"|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}"
     r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
 _QWEN2 = _LLAMA3.replace(r"\p{N}{1,3}", r"\p{N}")
 _QWEN35 = (
-    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?[\p{L}\p{M}]+|\p{N}"
+    _CONTRACTIONS + r"|[^\r\n\p{L}\p{N}]?[\p{L}\p{M}]+|\p{N}"
     r"| ?[^\s\p{L}\p{M}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
 _CASED_WORDS = (
@@ -19,8 +20,7 @@ _CASED_WORDS = (
     r"|%s| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
 _TEKKEN = _CASED_WORDS % ("", "", r"\p{N}")
-_CONTRACTION = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)?"
-_GPT4O = _CASED_WORDS % (_CONTRACTION, _CONTRACTION, r"\p{N}{1,3}")
+_GPT4O = _CASED_WORDS % (f"{_CONTRACTIONS}?", f"{_CONTRACTIONS}?", r"\p{N}{1,3}")
 _WITHOUT_HAN = _GPT4O.replace(r"\p{M}]", r"\p{M}&&[^\p{Han}]]").replace("/]*", "]*")
 _KIMI_K2 = rf"[\p{{Han}}]+|{_WITHOUT_HAN}"
 _DEEPSEEK_CODER = (r"[\r\n]", r"\s?\p{L}+", r"\s?\p{P}+", r"[一-龥ࠀ-一가-퟿]+", r"\p{N}")
@@ -56,6 +56,44 @@ _DEEPSEEK3 = (
 )
 
 
+_SPARK = (
+    *_DEEPSEEK3[:2],
+    _DEEPSEEK3[2].replace(r"[\r\n]*|\s*[\r\n]+", r"|[\r\n]"),
+    r"\p{N}",
+)
+_SEED_CODER = _QWEN2.replace(r"[^\s\p{L}\p{N}]+[\r\n]*", r"[^\s\p{L}\p{N}\r\n]+")
+_BAILING = (
+    r"'(?i:[sdmt]|ll|ve|re)|[^\r\n\p{L}\p{N}]?+\p{L}+|\p{N}"
+    r"| ?[^\s\p{L}\p{N}]++[\r\n]*|\s*[\r\n]|\s+(?!\S)|\s+"
+)
+_EXAONE_MOE = (
+    _CONTRACTIONS + r"|[^\r\n\p{L}\p{N}]?(?:\p{L}\p{M}*(?: \p{L}\p{M}*)*)+|\p{N}"
+    r"| ?[^\s\p{L}\p{N}]+[\r\n/]?|\s*[\r\n]|\s+(?!\S)|\s+"
+)
+_JAIS2 = _LLAMA3.removesuffix(r"|\s+(?!\S)|\s+") + (
+    "".join(rf"|\s{{{2**power}}}(?!\S)" for power in range(9, 1, -1)) + r"|\s{1,2}(?!\S)|\s{1}"
+)
+_YOUTU = (
+    "[가-힣\u3131-\u318e]+"
+    "|[\uff01\u2026\u201c\u201d\u2018\u2019\u2014\uff1a-\uff1b\uff0c\u3001-\u303f\ufe30-\ufe4f]+"
+    "|[\u3105-\u312f]+|[一-龥\u3040-\u309f\u30a0-\u30ff]+",
+    _GPT4O.replace("{1,3}", ""),
+)
+_BLOOM = " ?[^(\\s|[.,!?\u2026\u3002\uff0c\u3001\u0964\u06d4\u060c])]+"
+_AFMOE = (
+    r"\p{N}{1,3}(?=(?:\p{N}{3})*(?!\p{N}))",
+    "[一-\u9fff\u3400-\u4dbf\u8c48-\ufaff\u3040-\u309f\u30a0-\u30ff\uff65-\uff9f\u2f00-\u2fdf"
+    "\u0e40-\u0e7f\u0e80-\u0eff\u1780-\u17ff\u1000-\u109f\uaa60-\uaa7f\ua9e0-\ua9ff"
+    "\uac00-\ud7af\u1100-\u11ff]+",
+    _DEEPSEEK3[2],
+)
+_CHAMELEON = (
+    "<sentinel:[0-9]+>",
+    "(IMGIMG)((A|B|C|D|E|F|G|H|I){1,4})Z",
+    r"([\t\n]|    |  )",
+)
+
+
 @dataclasses.dataclass(frozen=True, slots=True)
 class PreTokenizer:
     parts: tuple[dict[str, Any], ...]
@@ -85,42 +123,74 @@ def byte_level(*, use_regex: bool) -> dict[str, Any]:
 
 
 def _split(*expressions: str) -> tuple[dict[str, Any], ...]:
-    splits = tuple(
-        {"type": "Split", "pattern": {"Regex": regex}, "behavior": "Isolated", "invert": False}
-        for regex in expressions
-    )
-    return (*splits, byte_level(use_regex=False))
+    return (*map(_cut_at, expressions), byte_level(use_regex=False))
 
 
-_GPT2_RULE = PreTokenizer((byte_level(use_regex=True),))
-_DIGITS_RULE = PreTokenizer(
-    ({"type": "Digits", "individual_digits": True}, byte_level(use_regex=True))
-)
-_LLAMA3_RULE = PreTokenizer(_split(_LLAMA3), ignore_merges=True, add_bos=True)
-_QWEN2_RULE = PreTokenizer(_split(_QWEN2), normalize_nfc=True)
-_GPT4O_RULE = PreTokenizer(_split(_GPT4O))
+def _cut_at(regex: str) -> dict[str, Any]:
+    return {"type": "Split", "pattern": {"Regex": regex}, "behavior": "Isolated", "invert": False}
+
+
+def _digits(*, one_by_one: bool) -> dict[str, Any]:
+    return {"type": "Digits", "individual_digits": one_by_one}
+
+
+def _punctuation(behavior: str) -> dict[str, Any]:
+    return {"type": "Punctuation", "behavior": behavior}
+
+
+def _rule(names: str, *parts: dict[str, Any], **settings: bool) -> dict[str, PreTokenizer]:
+    return dict.fromkeys(names.split(), PreTokenizer(parts, **settings))
+
+
+_GPT2 = byte_level(use_regex=True)
+_DIGITS_AND_GPT2 = (_digits(one_by_one=True), _GPT2)
+_FALCON = (_punctuation("Contiguous"), _GPT2, _digits(one_by_one=False), _cut_at("[0-9][0-9][0-9]"))
 
 PRE_TOKENIZERS: dict[str, PreTokenizer] = {
-    **dict.fromkeys(("gpt-2", "default", "phi-2", "mpt", "jais", "gigachat"), _GPT2_RULE),
-    "roberta-bpe": _GPT2_RULE,
-    **dict.fromkeys(("olmo", "modern-bert"), dataclasses.replace(_GPT2_RULE, normalize_nfc=True)),
-    **dict.fromkeys(
-        ("smollm", "starcoder", "refact", "codeshell", "exaone", "minerva-7b"), _DIGITS_RULE
+    **_rule("default gpt-2 phi-2 jais gigachat exaone4 a.x-4.0 mellum trillion roberta-bpe", _GPT2),
+    **_rule("jina-v1-en jina-v2-code jina-es jina-de jina-v2-es jina-v2-de granite-docling", _GPT2),
+    **_rule("olmo mpt modern-bert", _GPT2, normalize_nfc=True),
+    **_rule("smollm starcoder refact codeshell exaone minerva-7b mellum2", *_DIGITS_AND_GPT2),
+    **_rule("command-r", *_DIGITS_AND_GPT2, normalize_nfc=True),
+    **_rule("falcon", *_FALCON),
+    **_rule(
+        "llama-bpe llama3 llama-v3 falcon3 falcon-h1 pixtral midm-2.0 lfm2 jina-v5-nano",
+        *_split(_LLAMA3), ignore_merges=True, add_bos=True,
     ),
-    "command-r": dataclasses.replace(_DIGITS_RULE, normalize_nfc=True),
-    **dict.fromkeys(
-        ("llama-bpe", "llama3", "llama-v3", "falcon3", "falcon-h1", "pixtral", "midm-2.0", "lfm2"),
-        _LLAMA3_RULE,
+    **_rule("dbrx smaug-bpe chatglm-bpe", *_split(_LLAMA3)),
+    **_rule("glm4 glm5", *_split(_LLAMA3), ignore_merges=True),
+    **_rule("jais-2", *_split(_JAIS2)),
+    **_rule(
+        "minicpm5", *_split(r"\p{N}{1,3}", _LLAMA3.replace("{1,3}", "+")), ignore_merges=True
     ),
-    **dict.fromkeys(("dbrx", "smaug-bpe", "chatglm-bpe"), PreTokenizer(_split(_LLAMA3))),
-    **dict.fromkeys(("qwen2", "deepseek-r1-qwen", "megrez", "kormo"), _QWEN2_RULE),
-    "qwen35": PreTokenizer(_split(_QWEN35), normalize_nfc=True),
-    **dict.fromkeys(("stablelm2", "hunyuan"), PreTokenizer(_split(_QWEN2))),
-    "tekken": PreTokenizer(_split(_TEKKEN), ignore_merges=True, add_bos=True),
-    **dict.fromkeys(("gpt-4o", "llama4", "kanana2"), _GPT4O_RULE),
-    "kimi-k2": PreTokenizer(_split(_KIMI_K2)),
-    **dict.fromkeys(("glm4", "glm5"), PreTokenizer(_split(_LLAMA3), ignore_merges=True)),
-    "deepseek-llm": PreTokenizer(_split(*_DEEPSEEK_LLM)),
-    "deepseek-coder": PreTokenizer(_split(*_DEEPSEEK_CODER)),
-    **dict.fromkeys(("deepseek-v3", "hunyuan-dense"), PreTokenizer(_split(*_DEEPSEEK3))),
-}
+    **_rule("qwen2 deepseek-r1-qwen megrez kormo f2llmv2", *_split(_QWEN2), normalize_nfc=True),
+    **_rule("stablelm2 hunyuan", *_split(_QWEN2), normalize_nfc=True),
+    **_rule("grok-2 solar-open", *_split(_QWEN2)),
+    **_rule("laguna", *_split(r"[^\n]+|[\n]+", _QWEN2)),
+    **_rule("seed-coder", *_split(_SEED_CODER)),
+    **_rule("ufakzeka", *_split(_QWEN2.removeprefix(f"{_CONTRACTIONS}|"))),
+    **_rule("bailingmoe bailingmoe2 llada-moe", *_split(_BAILING)),
+    **_rule("exaone-moe", *_split(_EXAONE_MOE)),
+    **_rule("qwen35", *_split(_QWEN35), normalize_nfc=True),
+    **_rule("tekken", *_split(_TEKKEN), ignore_merges=True, add_bos=True),
+    **_rule("gpt-4o llama4 kanana2 talkie minimax-m2", *_split(_GPT4O)),
+    **_rule("granite-embed-multi-97m", *_split(_GPT4O), ignore_merges=True),
+    **_rule("tiny_aya cohere2moe", *_split(r"\d{1,3}(?=(?:\d{3})*\b)", _GPT4O)),
+    **_rule("youtu", *_split(*_YOUTU), ignore_merges=True),
+    **_rule("kimi-k2", *_split(_KIMI_K2)),
+    **_rule("deepseek-llm", *_split(*_DEEPSEEK_LLM)),
+    **_rule("deepseek-coder", *_split(*_DEEPSEEK_CODER)),
+    **_rule("deepseek-v3 hunyuan-dense joyai-llm hy_v4", *_split(*_DEEPSEEK3)),
+    **_rule("spark2_5", *_split(*_SPARK)),
+    **_rule("afmoe", *_split(*_AFMOE)),
+    **_rule("bloom poro-chat gpt3-finnish", *_split(_BLOOM)),
+    **_rule("viking", _cut_at(_BLOOM), _digits(one_by_one=True), byte_level(use_regex=False)),
+    **_rule("superbpe", *_split(r"\p{N}+", r"(?=(\d{3})+(?!\d))")),
+    **_rule(
+        "chameleon",
+        *map(_cut_at, _CHAMELEON), _digits(one_by_one=True), _punctuation("Isolated"), _GPT2,
+        add_bos=True,
+    ),
+}  # fmt: skip
+SENTENCEPIECE_LIKE = frozenset({"gemma4", "sarvam-moe", "granite-embed-multi-311m"})
+"""Spaces are made visible and the whole text is merged, as with Gemma: no byte alphabet."""

@@ -19,6 +19,7 @@ from engine_core.model_files.gguf.encoder_tokenizer import (
 )
 from engine_core.model_files.gguf.pre_tokenizers import (
     PRE_TOKENIZERS,
+    SENTENCEPIECE_LIKE,
     PreTokenizer,
     byte_level,
 )
@@ -40,10 +41,17 @@ _END_IDS = ("eos_token_id", "eot_token_id", "eom_token_id")
 # their text as well. Only tokens of type control count.
 _END_TEXTS = (
     *("<|eot_id|>", "<|im_end|>", "<|end|>", "<end_of_turn>", "<|eom_id|>", "<|endoftext|>"),
-    *("<turn|>", "<|tool_response>"),
+    *("<turn|>", "<|tool_response>", "<|return|>", "<|call|>", "<|calls|>", "<|flush|>"),
+    *("<|end_of_text|>", "<EOT>", "_<EOT>", "[EOT]", "[EOS]", "<end_of_utterance>", "[e~["),
+    "<\N{FULLWIDTH VERTICAL LINE}end\u2581of\u2581sentence\N{FULLWIDTH VERTICAL LINE}>",
 )
+_INNER_END = "<|end|>"
+_OUTER_ENDS = ({"<|return|>", "<|call|>"}, {"<|calls|>", "<|flush|>"})
+"""Of models whose answers are several messages: with one of these pairs (gpt-oss, Solar Open)
+`_INNER_END` ends a message, not the answer."""
 _SHOWN_ENDS = ("<|tool_response>",)
 """What Gemma 4 ends a turn with when it wants an answer; converters call it user-defined."""
+_PHI3_WITHOUT_SPACE = ("<unk>", "<s>", "<|endoftext|>")
 _SLOW_VOCABULARY = 100_000
 
 
@@ -57,6 +65,8 @@ def end_token_ids(metadata: dict[str, Any]) -> tuple[int, ...]:
         for token_id, (token, kind) in enumerate(zip(tokens, types, strict=False))
         if kind == CONTROL or token in _SHOWN_ENDS
     }
+    if any(pair <= control.keys() for pair in _OUTER_ENDS):
+        control.pop(_INNER_END, None)
     by_text = [control.get(text) for text in _END_TEXTS]
     return tuple(dict.fromkeys(i for i in stated + by_text if i is not None))
 
@@ -71,18 +81,19 @@ def build_tokenizer(meta: GgufMetadata, *, report: Callable[[str], None]) -> Tok
     metadata = meta.raw
     kind = metadata.get("tokenizer.ggml.model")
     tokens: list[str] | None = metadata.get("tokenizer.ggml.tokens")
-    if kind in (None, "none") or not tokens:
+    if kind in (None, "none", "no_vocab") or not tokens:
         return None
     if len(tokens) > _SLOW_VOCABULARY:
         report(f"building the tokenizer ({len(tokens)} tokens)")
     is_gemma = kind in ("llama", "gemma4") and meta.architecture.startswith("gemma")
+    is_gemma |= kind == "gpt2" and metadata.get("tokenizer.ggml.pre") in SENTENCEPIECE_LIKE
     if is_gemma:
         tokens = _respell_gemma(tokens)
     elif kind == "bert":
         tokens = respell_words(tokens, metadata.get("tokenizer.ggml.token_type") or ())
     special = _special_tokens(meta, tokens)
-    if kind == "gpt2":
-        pre_tokenizer = _pre_tokenizer(meta)
+    if kind == "gpt2" and not is_gemma:
+        pre_tokenizer = _pre_tokenizer(meta, report)
         body = _byte_level_json(meta, tokens, pre_tokenizer)
         add_bos = pre_tokenizer.add_bos
     elif kind == "llama" or is_gemma:
@@ -105,7 +116,7 @@ def build_tokenizer(meta: GgufMetadata, *, report: Callable[[str], None]) -> Tok
         ends = encoder_ends(meta, special, ids, is_roberta=is_roberta)
     document = {
         "version": "1.0",
-        "added_tokens": _added_tokens(metadata, tokens, special, is_bert=kind == "bert"),
+        "added_tokens": _added_tokens(meta, tokens, special),
         "post_processor": ends,
         **body,
     }
@@ -117,8 +128,16 @@ def build_tokenizer(meta: GgufMetadata, *, report: Callable[[str], None]) -> Tok
     return TokenizerFiles(msgspec.json.encode(document), template, shown, others)
 
 
-def _pre_tokenizer(meta: GgufMetadata) -> PreTokenizer:
+def _pre_tokenizer(meta: GgufMetadata, report: Callable[[str], None]) -> PreTokenizer:
+    """The file's rule. One that names none, as before May 2024, is read by the rule that bears its
+    architecture's name (qwen2), or else by GPT-2's, which may not be its own."""
     name = meta.raw.get("tokenizer.ggml.pre", "default")
+    if name == "default":
+        name = meta.architecture if meta.architecture in PRE_TOKENIZERS else "gpt-2"
+        report(
+            f"{meta.file} does not say how text is cut (tokenizer.ggml.pre); the rule of {name} is "
+            f"used; convert it again, or name a tokenizer with --tokenizer"
+        )
     if name not in PRE_TOKENIZERS:
         raise UnsupportedModelFile(
             f"{meta.file} cuts text by the rule {name!r}, which is not known here; name the "
@@ -144,13 +163,17 @@ def _special_tokens(meta: GgufMetadata, tokens: list[str]) -> dict[str, str]:
 
 
 def _added_tokens(
-    metadata: dict[str, Any], tokens: list[str], special: dict[str, str], *, is_bert: bool
+    meta: GgufMetadata, tokens: list[str], special: dict[str, str]
 ) -> list[dict[str, Any]]:
-    """Tokens found whole in a text before it is cut: control, user-defined, and the named ones;
-    but for BERT's the one for masked words takes the space before it, which files do not say.
+    """Tokens found whole in a text before it is cut: control, user-defined, and the named ones.
+    What files do not say: but for BERT's the one for masked words takes the space before it, and
+    Phi-3's take the space behind them.
 
     Left out: all but the last of several tokens spelled alike, which no text can reach, and Gemma's
     runs of spaces, which merges make."""
+    metadata = meta.raw
+    is_bert = metadata["tokenizer.ggml.model"] == "bert"
+    is_phi3 = metadata["tokenizer.ggml.model"] == "llama" and meta.architecture == "phi3"
     kinds = dict(enumerate(metadata.get("tokenizer.ggml.token_type") or []))
     vocab = {token: token_id for token_id, token in enumerate(tokens)}
     for text in special.values():
@@ -160,8 +183,9 @@ def _added_tokens(
         {
             "id": token_id,
             "content": token,
-            **dict.fromkeys(("single_word", "rstrip", "normalized"), False),
+            **dict.fromkeys(("single_word", "normalized"), False),
             "lstrip": token == mask,
+            "rstrip": is_phi3 and token not in _PHI3_WITHOUT_SPACE,
             "special": kinds[token_id] == CONTROL,
         }
         for token_id, token in enumerate(tokens if is_bert else metadata["tokenizer.ggml.tokens"])
@@ -248,6 +272,7 @@ def _written_merges(meta: GgufMetadata, vocab: dict[str, int]) -> list[tuple[str
 
 
 _SPACE = "\N{LOWER ONE EIGHTH BLOCK}"  # SentencePiece's visible space
+_MISTRAL_V3 = "[INST]"  # a token of that vocabulary alone
 _BYTE_TOKEN = re.compile(r"<0x[0-9A-F]{2}>")
 
 
@@ -262,7 +287,11 @@ def _sentencepiece_json(
     """model, normalizer, pre_tokenizer and decoder of the tokenizer.json, for tokens with visible
     spaces. What has the greater score is joined first; with Gemma, whose scores do not follow its
     merges, what has the smaller id, or as its file says. Gemma makes spaces visible before it cuts
-    a text, not after."""
+    a text, not after.
+
+    A space comes before each text between added tokens, also before one that begins with a space
+    (Llama 2, Phi-3, TinyLlama); with Mistral's third vocabulary only before the first one, if it
+    has none."""
     scores = meta.raw.get("tokenizer.ggml.scores")
     if is_gemma:
         scores = [-float(token_id) for token_id in range(len(tokens))]
@@ -277,10 +306,11 @@ def _sentencepiece_json(
         {"type": "ByteFallback"},
         {"type": "Fuse"},
     ]
+    visible = {"type": "Replace", "pattern": {"String": " "}, "content": _SPACE}
     normalizer: dict[str, Any] | None = None
-    pre_tokenizer: dict[str, Any]
+    pre_tokenizer: dict[str, Any] | None = None
     if is_gemma:
-        normalizer = {"type": "Replace", "pattern": {"String": " "}, "content": _SPACE}
+        normalizer = visible
         pre_tokenizer = {
             "type": "Split",
             "pattern": {"String": " "},
@@ -289,12 +319,17 @@ def _sentencepiece_json(
         }
     else:
         add_space_prefix = bool(meta.raw.get("tokenizer.ggml.add_space_prefix", True))
-        pre_tokenizer = {
-            "type": "Metaspace",
-            "replacement": _SPACE,
-            "prepend_scheme": "first" if add_space_prefix else "never",
-            "split": False,
-        }
+        kinds = meta.raw.get("tokenizer.ggml.token_type") or []
+        if add_space_prefix and (_MISTRAL_V3, CONTROL) not in zip(tokens, kinds, strict=False):
+            prefix = {"type": "Prepend", "prepend": _SPACE}
+            normalizer = {"type": "Sequence", "normalizers": [prefix, visible]}
+        else:
+            pre_tokenizer = {
+                "type": "Metaspace",
+                "replacement": _SPACE,
+                "prepend_scheme": "first" if add_space_prefix else "never",
+                "split": False,
+            }
         if add_space_prefix:
             decoders.append({"type": "Strip", "content": " ", "start": 1, "stop": 0})
     return {

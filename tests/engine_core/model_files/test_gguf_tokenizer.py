@@ -1,5 +1,7 @@
 """Tokenizers rebuilt from GGUF metadata encode and decode as their originals do."""
 
+import functools
+import hashlib
 import json
 from pathlib import Path
 from typing import Any
@@ -28,6 +30,7 @@ from engine_core.model_files import (
 )
 from engine_core.model_files.download import find_known_model, models_folder
 from engine_core.model_files.gguf.pre_tokenizers import PRE_TOKENIZERS
+from engine_core.model_files.gguf.tokenizer import end_token_ids
 
 NORMAL, UNKNOWN, CONTROL, USER, BYTE = 1, 2, 3, 4, 6
 _CORPUS = [
@@ -182,6 +185,20 @@ def test_llama3_adds_bos_where_the_file_does_not_say(write_model) -> None:
     assert backend(write_model(keys)).encode("the").ids[0] == 1
 
 
+@pytest.mark.parametrize(
+    ("texts", "ends"),
+    [
+        (["<|return|>", "<|call|>", "<|end|>"], (0, 1)),  # gpt-oss
+        (["<|return|>", "<|end|>"], (1, 0)),
+        (["<|flush|>", "<|end|>", "<|calls|>"], (2, 0)),  # Solar Open
+        (["<|end_of_text|>", "[EOS]", "</s>"], (0, 1)),
+    ],
+)
+def test_the_end_of_a_message_is_not_the_end_of_an_answer(texts, ends) -> None:
+    keys = {"tokenizer.ggml.tokens": texts, "tokenizer.ggml.token_type": [CONTROL] * len(texts)}
+    assert end_token_ids(keys) == ends
+
+
 def test_end_ids_include_end_of_turn_and_known_texts(write_model) -> None:
     keys = byte_level_keys(trained_byte_level("gpt-2"), "gpt-2")
     keys |= {"tokenizer.ggml.eos_token_id": 5, "tokenizer.ggml.eot_token_id": 9}
@@ -189,14 +206,63 @@ def test_end_ids_include_end_of_turn_and_known_texts(write_model) -> None:
     assert files.eos_token_ids == (5, 9, 2, 0)
 
 
-@pytest.mark.parametrize("pre", sorted(PRE_TOKENIZERS))
-def test_every_pre_tokenizer_loads_and_loses_no_text(pre: str, write_model) -> None:
-    keys = byte_level_keys(trained_byte_level("gpt-2"), "gpt-2") | {"tokenizer.ggml.pre": pre}
+RULES = list({repr(rule): pre for pre, rule in PRE_TOKENIZERS.items()}.values())
+"""A name of each rule."""
+_CUTS = json.loads(Path(__file__).with_name("gguf_cuts.json").read_text())
+"""What llama.cpp gives for 200 odd strings with `pairs_of_bytes` and each rule: a hexadecimal digit
+of the ids' hash for each string, in form C where the published normalizer makes that; "-" where its
+own expressions are not those of the published tokenizer.json."""
+
+
+@functools.cache
+def pairs_of_bytes() -> dict[str, Any]:
+    """A byte-level vocabulary that joins any two of the frequent bytes, in no telling order, so
+    that most cuts of a text can be seen in its tokens."""
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    frequent = [*"abcdehlostABST.,'!<|1234Ġ", *"ĊčĉÂÃâãäåçéÙðŁĢģĤĥĦħ¼½²³¯Ð"]
+    pairs = sorted(
+        ((a, b) for a in frequent for b in frequent),
+        key=lambda pair: hashlib.sha256("".join(pair).encode()).digest(),
+    )
+    return {
+        "tokens": alphabet + ["".join(pair) for pair in pairs],
+        "merges": [" ".join(pair) for pair in pairs],
+    }
+
+
+@pytest.mark.parametrize("pre", RULES)
+def test_text_is_cut_as_llama_cpp_cuts_it(pre: str, write_model) -> None:
+    texts, digits = _CUTS["texts"], _CUTS["digits"][pre]
+    more = {f"tokenizer.ggml.{key}": value for key, value in pairs_of_bytes().items()}
+    keys = {"tokenizer.ggml.model": "gpt2", "tokenizer.ggml.pre": pre} | more
     ours = backend(write_model(keys))
-    for text in TEXTS:
-        if "\u0301" not in text:  # form C changes that one, rightly
-            ids = ours.encode(text, add_special_tokens=False).ids
+    assert len(texts) == len(digits) == 200
+    for text, digit in zip(texts, digits, strict=True):
+        ids = ours.encode(text, add_special_tokens=False).ids
+        if digit != "-":
+            assert hashlib.sha256(str(ids).encode()).hexdigest()[0] == digit, text
+        if not PRE_TOKENIZERS[pre].normalize_nfc:
             assert ours.decode(ids, skip_special_tokens=False) == text
+
+
+def test_a_file_without_a_rule_is_read_by_that_of_its_architecture(
+    write_gguf, tiny_llama_keys
+) -> None:
+    keys = byte_level_keys(trained_byte_level("qwen2"), "qwen2")
+    del keys["tokenizer.ggml.pre"]
+    tensors = {"token_embd.weight": np.ones((8, 32), np.float32)}
+    for architecture, rule in (("qwen2", "qwen2"), ("llama", "gpt-2")):
+        model = {
+            key.replace("llama.", f"{architecture}."): value
+            for key, value in tiny_llama_keys.items()
+        }
+        lines: list[str] = []
+        path = write_gguf(model | keys | {"general.architecture": architecture}, tensors)
+        files = open_model_files(str(path), report=lines.append).tokenizer()
+        assert files is not None
+        document = json.loads(files.tokenizer_json)
+        assert document["pre_tokenizer"] == PRE_TOKENIZERS[rule].to_json()
+        assert any(f"the rule of {rule} is used" in line for line in lines)
 
 
 def test_kimi_cuts_between_han_and_other_letters() -> None:
@@ -216,10 +282,13 @@ def test_expressions_are_those_of_transformers(pre: str) -> None:
     ("keys", "error", "message"),
     [
         ({"tokenizer.ggml.pre": "martian"}, UnsupportedModelFile, "'martian'.*--tokenizer"),
-        (
-            {"tokenizer.ggml.model": "t5"},
-            UnsupportedModelFile,
-            "'t5'; gpt2, llama and gemma4 are read",
+        *(
+            (
+                {"tokenizer.ggml.model": kind},
+                UnsupportedModelFile,
+                f"'{kind}'; gpt2, llama and gemma4 are read",
+            )
+            for kind in ("t5", "rwkv", "plamo2", "whitespace")
         ),
         ({"tokenizer.ggml.merges": ["xq zzz"]}, BrokenModelFile, "merge 'xq zzz'"),
         ({"tokenizer.ggml.eos_token_id": 9999}, BrokenModelFile, "eos_token_id is 9999"),
@@ -268,8 +337,33 @@ def assert_as_transformers(path: Path) -> None:
         )
 
 
-def test_sentencepiece_vocabulary_encodes_as_transformers(write_model) -> None:
-    assert_as_transformers(write_model(sentencepiece_keys(gemma=False)))
+def of_phi3(keys: dict[str, Any]) -> dict[str, Any]:
+    return {key.replace("llama.", "phi3."): value for key, value in keys.items()} | {
+        "general.architecture": "phi3"
+    }
+
+
+def test_sentencepiece_vocabulary_has_a_space_before_each_text(write_gguf, tiny_llama_keys) -> None:
+    """transformers reads so by the architecture of Phi-3 alone; Llama 2's own tokenizer.json and
+    llama.cpp agree with it."""
+    tensors = {"token_embd.weight": np.ones((8, 32), np.float32)}
+    keys = tiny_llama_keys | sentencepiece_keys(gemma=False)
+    ours = backend(write_gguf(keys, tensors, name="llama.gguf"))
+    path = write_gguf(of_phi3(keys), tensors, name="phi3.gguf")
+    theirs = AutoTokenizer.from_pretrained(path.parent, gguf_file=path.name)
+    for text in [*TEXTS, "a[tool] b", "<s>x</s>", "hi<end_of_turn>\n"]:
+        assert ours.encode(text).ids == theirs(text)["input_ids"], text
+    phi3 = backend(path)
+    assert phi3.encode("a<end_of_turn>\n b</s>\n").ids == phi3.encode("a<end_of_turn>b</s>").ids
+    assert phi3.encode("<s>\nb").ids == ours.encode("<s>\nb").ids
+
+
+def test_mistrals_third_vocabulary_encodes_as_transformers(write_model) -> None:
+    keys = sentencepiece_keys(gemma=False)
+    tokens, kinds = keys["tokenizer.ggml.tokens"], list(keys["tokenizer.ggml.token_type"])
+    kinds[3] = CONTROL
+    more = {"tokenizer.ggml.tokens": [*tokens[:3], "[INST]", *tokens[4:]]}
+    assert_as_transformers(write_model(keys | more | {"tokenizer.ggml.token_type": kinds}))
 
 
 def test_gemma_vocabulary_encodes_as_transformers(write_gguf, tiny_llama_keys) -> None:
