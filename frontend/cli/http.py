@@ -23,6 +23,8 @@ from frontend.http.on_demand.options import OnDemandOptions
 from frontend.http.served_models import ServedModel, ServedModels
 from frontend.http.server import Backend
 from frontend.http.settings import ServerSettings
+from frontend.http.tools.stream import format_of_template, list_of_formats
+from frontend.reasoning_formats import REASONING_FORMATS, reasoning_name_of_template
 from protocol.addresses import check_address
 from protocol.errors import InvalidParameter
 from protocol.outputs import ModelInfo
@@ -59,6 +61,10 @@ def http(
     Raises:
         UsageError: a model that is not that, or settings that contradict each other.
     """
+    if settings.list_parsers:
+        print(f"--tool-call-parser\n{list_of_formats()}\n\n--reasoning-parser")  # noqa: T201
+        print("\n".join(REASONING_FORMATS))  # noqa: T201
+        return 0
     models = model or []
     given = (*engine_options, *_log_options(settings))
     started = dataclasses.replace(started, engine_options=given)
@@ -181,7 +187,9 @@ def serve(
         return Backend(
             ServedModels([served]),
             lost=functools.partial(_first_end, children),
-            text=lambda url: _first_steps(names[0], url, llm.model, has_key=bool(has_key)),
+            text=lambda url: _first_steps(
+                names[0], url, llm.model, settings, has_key=bool(has_key)
+            ),
         )
 
     return _serve(settings, start)
@@ -197,7 +205,9 @@ async def _first_end(children: Sequence[ChildDaemon]) -> str:
     raise AssertionError("no daemons")
 
 
-def _first_steps(name: str, url: str, model: ModelInfo, *, has_key: bool) -> str:
+def _first_steps(
+    name: str, url: str, model: ModelInfo, settings: ServerSettings, *, has_key: bool
+) -> str:
     has_template = model.tokenizer is not None and model.tokenizer.chat_template is not None
     path, body = (
         ("chat/completions", '{"messages": [{"role": "user", "content": "Hello"}]}')
@@ -207,10 +217,20 @@ def _first_steps(name: str, url: str, model: ModelInfo, *, has_key: bool) -> str
     where = f"{url}/v1/{path}"
     if url.startswith("unix://"):
         where = f"--unix-socket {url.removeprefix('unix://')} http://localhost/v1/{path}"
+    formats = ""
+    if has_template and model.tokenizer is not None:
+        named = model.tokenizer.named_chat_templates
+        templates = [named.get("tool_use", ""), model.tokenizer.chat_template or ""]
+        tools = next(filter(None, map(format_of_template, templates)), "unknown")
+        reasoning = next(filter(None, map(reasoning_name_of_template, templates)), "none")
+        formats = (
+            f"tools: {settings.tool_call_parser or tools}, "
+            f"reasoning: {settings.reasoning_parser or reasoning}\n\n"
+        )
     key = " -H 'authorization: Bearer KEY'" if has_key else ""
     return (
         f"\nServing {name} at {url}/v1{server.and_page(url)}\n\n"
-        f"curl {where} -H 'content-type: application/json'{key} -d '{body}'\n\n"
+        f"{formats}curl {where} -H 'content-type: application/json'{key} -d '{body}'\n\n"
         "Ctrl-C stops server and daemon."
     )
 

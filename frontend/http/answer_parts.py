@@ -2,7 +2,7 @@
 model's chat template, unless the server was told."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from starlette.requests import Request
@@ -13,8 +13,9 @@ from frontend.http.harmony import HarmonyStream
 from frontend.http.reasoning import ReasoningStream
 from frontend.http.settings import ServerSettings
 from frontend.http.tools.calls import ArgumentsDelta, ToolCall
-from frontend.http.tools.grammar import OfferedTool, calls_grammar
-from frontend.http.tools.stream import FORMATS, ToolCallStream, format_of_template
+from frontend.http.tools.grammar import calls_grammar
+from frontend.http.tools.rules import OfferedTool
+from frontend.http.tools.stream import FORMATS, Schemas, ToolCallStream, format_of_template
 from frontend.reasoning_formats import (
     REASONING_FORMATS,
     ReasoningFormat,
@@ -39,6 +40,8 @@ class AnswerFormat:
 
     tool_calls: str | None = None
     """A name in `FORMATS`; None: calls are text."""
+    schemas: Schemas = field(default_factory=dict)
+    """Of the arguments of each tool."""
     reasoning: ReasoningFormat | None = None
     has_one_call: bool = False
     """Calls after the first are left out."""
@@ -54,21 +57,22 @@ class AnswerFormat:
     @property
     def shows_special_tokens(self) -> bool:
         """Whether markers would be missing from texts that leave special tokens out."""
-        calls = self.tool_calls is not None and FORMATS[self.tool_calls]().shows_special_tokens
+        calls = self.tool_calls is not None and FORMATS[self.tool_calls]({}).shows_special_tokens
         return calls or (self.reasoning is not None and self.reasoning.shows_special_tokens)
 
     def parser(self, prompt: str | None, *, streams_arguments: bool = False) -> "AnswerParser":
         """A parser for one choice of an answer to `prompt`."""
         calls = None
         if self.tool_calls is not None:
-            found = FORMATS[self.tool_calls]()
+            found = FORMATS[self.tool_calls](self.schemas)
             calls = ToolCallStream(found, streams_arguments=streams_arguments)
         reasoning: ReasoningStream | HarmonyStream | None = None
         if self.reasoning is not None and self.reasoning.is_harmony:
             reasoning = HarmonyStream()
         elif self.reasoning is not None:
             is_open = self.reasoning.opens_in(prompt or "")
-            reasoning = ReasoningStream(self.reasoning, is_open=is_open)
+            inside = None if calls is None or not found.is_marked else found
+            reasoning = ReasoningStream(self.reasoning, is_open=is_open, calls=inside)
         return AnswerParser(reasoning, calls, has_one_call=self.has_one_call)
 
 
@@ -147,7 +151,8 @@ def answer_format(
             must_be = StructuredOutputsParams(grammar=grammar, field="tools")
     if must_be is not None:
         must_be = replace(must_be, reasoning=reasoning)
-    return AnswerFormat(calls, reasoning, has_one_call, must_be, "tools" in template)
+    schemas = {tool.name: tool.parameters for tool in tools}
+    return AnswerFormat(calls, schemas, reasoning, has_one_call, must_be, "tools" in template)
 
 
 def schema_of(constrained: StructuredOutputsParams) -> dict[str, Any]:

@@ -4,14 +4,14 @@ content.
     <|channel|>analysis<|message|>...<|end|>                             reasoning
     <|start|>assistant<|channel|>final<|message|>...<|return|>           content
     <|start|>assistant<|channel|>commentary to=functions.f <|constrain|>json<|message|>{}<|call|>
-                                                                         a call: `HarmonyFormat`
+                                                                         a call
 
 A prompt has begun the first message: `<|start|>assistant`."""
 
 import re
 
-from frontend.http.tools.harmony import CALL_END, CALL_START, MESSAGE
-
+_CALL_START, _MESSAGE, _CALL_END = "<|channel|>commentary to=functions.", "<|message|>", "<|call|>"
+"""Of a call as `tools/formats.toml` has it."""
 _CHANNEL = re.compile(r"<\|channel\|>\s*(\w+)")
 _FUNCTION = re.compile(r"\bto=functions\.([\w.-]{1,64})")
 _ANY_START = ("<|start|>", "<|channel|>", "to=")
@@ -48,7 +48,7 @@ class HarmonyStream:
 
     def _begin(self, found: list[str]) -> bool:
         """Takes a header; False: more of it must come."""
-        header, mark, rest = self._held.partition(MESSAGE)
+        header, mark, rest = self._held.partition(_MESSAGE)
         if not mark:
             begun = header.lstrip()
             may_be = any(begun.startswith(each[: len(begun)]) for each in _ANY_START)
@@ -60,8 +60,8 @@ class HarmonyStream:
         self.is_reasoning = function is None and channel is not None and channel[1] == "analysis"
         self._end = ""
         if function is not None:
-            found[1] += f"{CALL_START}{function[1]}{MESSAGE}"
-            self._end = CALL_END
+            found[1] += f"{_CALL_START}{function[1]}{_MESSAGE}"
+            self._end = _CALL_END
         self._held, self._in_header, self._is_start = rest, False, False
         return True
 

@@ -1,5 +1,6 @@
 """What `engine-client http` and `serve` are told: options of the command line, declared once."""
 
+import difflib
 import ipaddress
 import os
 import socket
@@ -12,8 +13,10 @@ from cyclopts import Parameter
 
 from frontend.errors import InvalidInput
 from frontend.http.api_keys import ApiKey, ApiKeys, command_line_keys, read_key_file
+from frontend.http.tools.stream import FORMATS
 from frontend.http.traces import check_endpoint
 from frontend.multimodal.media import MediaSources
+from frontend.reasoning_formats import REASONING_FORMATS
 from protocol.logs import LogFormat
 
 MetricsNames = Literal["engine-core", "vllm"]
@@ -61,14 +64,13 @@ class ServerSettings:
     """Seconds for a client to send a whole request."""
     health_timeout: float = 5.0
     """Seconds for an engine to answer /health, which it does between two steps."""
-    tool_call_parser: Literal["hermes", "llama3_json", "mistral", "openai", "pythonic"] | None = (
-        None
-    )
-    """How models write tool calls; default: as their chat templates show."""
-    reasoning_parser: Literal["qwen3", "deepseek_r1", "mistral", "openai_gptoss", "none"] | None = (
-        None
-    )
-    """How models mark their reasoning; default: as their chat templates show."""
+    tool_call_parser: str | None = None
+    """How models write tool calls, one of --list-parsers; default: as their chat templates show."""
+    reasoning_parser: str | None = None
+    """How models mark their reasoning, one of --list-parsers; default: as their chat templates
+    show."""
+    list_parsers: Annotated[bool, Parameter(negative="")] = False
+    """Print the names that these two take, and exit."""
     enable_in_reasoning: Annotated[
         bool, Parameter(name="--structured-outputs-config.enable_in_reasoning", negative="")
     ] = False
@@ -100,6 +102,13 @@ class ServerSettings:
                 raise InvalidInput(f"--{option} is {value:g}, it must be a number above 0")
         if not 0 <= self.port <= 65_535:
             raise InvalidInput(f"--port is {self.port}, it must be 0 to 65535")
+        for option, given, known in (
+            ("--tool-call-parser", self.tool_call_parser, FORMATS),
+            ("--reasoning-parser", self.reasoning_parser, REASONING_FORMATS),
+        ):
+            if given is not None and given not in known:
+                near = ", ".join(difflib.get_close_matches(given, known)) or ", ".join(known)
+                raise InvalidInput(f"{option} is {given!r:.100}; it must be one of {near}")
         _ = self.media_sources
         self._check_tls()
         if self.otlp_traces_endpoint is not None:

@@ -17,7 +17,8 @@ from frontend.http.generation.conversation import (
 from frontend.http.generation.parameters import sampling_params
 from frontend.http.generation.requests import ChatCompletionRequest, Tool
 from frontend.http.generation.structured_outputs import structured_outputs
-from frontend.http.tools.grammar import OfferedTool, chosen_tool
+from frontend.http.tools.grammar import chosen_tool
+from frontend.http.tools.rules import OfferedTool
 from frontend.outputs import RequestOutput
 
 _TOOL_FIELD = "tools[{}].function.parameters"

@@ -39,6 +39,18 @@ class Parsed:
     calls: tuple[ToolCall, ...] = ()
 
 
+class ArgumentsReader(Protocol):
+    """Of one call: what a model writes, in pieces, as pieces of a JSON object."""
+
+    num_chars: int
+    """Characters that were fed, all together, but for those behind the end."""
+    is_over: bool
+    is_whole: bool
+
+    def feed(self, text: str) -> str:
+        """What is certain by now."""
+
+
 class ToolCallFormat(Protocol):
     """How a family of models writes calls. What it says of a text it says of every longer one."""
 
@@ -46,6 +58,8 @@ class ToolCallFormat(Protocol):
     """Its markers are special tokens, which are left out of texts otherwise."""
     separators: str
     """Characters that may stand between two calls and mean nothing there."""
+    is_marked: bool
+    """A call begins with words that nothing else begins with."""
     head: re.Pattern[str]
     """A call up to arguments that can be passed on as they come; its last group is the name."""
 
@@ -59,6 +73,9 @@ class ToolCallFormat(Protocol):
     def parse(self, text: str, *, at_end: bool) -> Parsed | None:
         """What `text` begins with, where `find` found something. None, never at the end: only
         more text can tell."""
+
+    def arguments(self, name: str) -> "ArgumentsReader":
+        """What reads the text behind `head`, of a call of `name`."""
 
 
 def find_marker(text: str, marker: str) -> int:

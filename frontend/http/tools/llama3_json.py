@@ -4,6 +4,7 @@ import re
 
 from frontend.http.tools.calls import (
     CALL_HEAD,
+    ArgumentsText,
     Parsed,
     bracket_end,
     call_of_json,
@@ -19,6 +20,7 @@ _FIRST_KEY = re.compile(r'\{\s*(?:"([^"]*)("?))?')
 
 class Llama3JsonFormat:
     shows_special_tokens = False
+    is_marked = False
     separators = " \t\r\n;"
     head = re.compile(rf"(?:{re.escape(_TAG)})?{CALL_HEAD}")
 
@@ -43,6 +45,9 @@ class Llama3JsonFormat:
         if end is None:
             return Parsed(offset + 1) if call is None else Parsed(len(text), (call,))
         return Parsed(offset + end, () if call is None else (call,))
+
+    def arguments(self, name: str) -> ArgumentsText:
+        return ArgumentsText()
 
 
 def _may_be_call(body: str) -> bool:

@@ -4,15 +4,24 @@ import ast
 import re
 import warnings
 
-from frontend.http.tools.calls import Parsed, ToolCall, bracket_end, find_at_line_start, make_call
+from frontend.http.tools.calls import (
+    ArgumentsText,
+    Parsed,
+    ToolCall,
+    bracket_end,
+    find_at_line_start,
+    make_call,
+)
 
-_PART = re.compile(r""""[^"\\]*(?:\\.[^"\\]*)*"?|'[^'\\]*(?:\\.[^'\\]*)*'?|[\[{()}\]]""", re.DOTALL)
+_STRINGS = r""""[^"\\]*(?:\\.[^"\\]*)*"?|'[^'\\]*(?:\\.[^'\\]*)*'?"""
+_PART = re.compile(_STRINGS + r"|[\[{()}\]]", re.DOTALL)
 _MAY_BE_CALL = re.compile(r"\[\s*(?:[A-Za-z_][\w.]*\s*(?:\(|$)|$)")
 _CONSTANTS = {"true": True, "false": False, "null": None}
 
 
 class PythonicFormat:
     shows_special_tokens = False
+    is_marked = False
     separators = " \t\r\n"
     head = re.compile("(?!)")  # arguments are no JSON
 
@@ -26,17 +35,30 @@ class PythonicFormat:
         end = bracket_end(text, _PART)
         if end is None:
             return Parsed(1) if at_end else None
-        return Parsed(end, _calls(text[:end]))
+        return Parsed(end, calls_of_python(text[:end]))
+
+    def arguments(self, name: str) -> ArgumentsText:
+        return ArgumentsText()
 
 
-def _calls(source: str) -> tuple[ToolCall, ...]:
-    """None if any of them is malformed."""
+def python_end(text: str, at: int, closing: str) -> int | None:
+    """Where `closing` is that is no part of a string; None: not there yet."""
+    parts = re.compile(rf"{_STRINGS}|{re.escape(closing)}", re.DOTALL)
+    return next((each.start() for each in parts.finditer(text, at) if each[0] == closing), None)
+
+
+def calls_of_python(source: str) -> tuple[ToolCall, ...]:
+    """Of a list, or of lines; none if any of them is malformed."""
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # of a model's wrong escapes
-            tree = _Constants().visit(ast.parse(source, mode="eval"))
-        calls = [_call(node) for node in tree.body.elts]
-    except (SyntaxError, ValueError, TypeError, RecursionError, MemoryError):
+            tree = _Constants().visit(ast.parse(_one_line_strings(source.strip())))
+        values = [each.value for each in tree.body]
+        nodes = [
+            n for each in values for n in (each.elts if isinstance(each, ast.List) else [each])
+        ]
+        calls = [_call(node) for node in nodes]
+    except (SyntaxError, ValueError, TypeError, AttributeError, RecursionError, MemoryError):
         return ()
     found = tuple(call for call in calls if call is not None)
     return found if len(found) == len(calls) else ()
@@ -47,6 +69,11 @@ def _call(node: ast.expr) -> ToolCall | None:
         return None
     arguments = {each.arg: ast.literal_eval(each.value) for each in node.keywords}
     return None if None in arguments else make_call(ast.unparse(node.func), arguments)
+
+
+def _one_line_strings(source: str) -> str:
+    """With raw line breaks in strings, which models write, escaped."""
+    return re.sub(_STRINGS, lambda each: each[0].replace("\n", "\\n"), source, flags=re.DOTALL)
 
 
 class _Constants(ast.NodeTransformer):

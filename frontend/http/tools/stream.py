@@ -1,22 +1,28 @@
 """Parts texts that come in pieces into text and tool calls, whatever the pieces."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import Any
 
-from frontend.http.tools.calls import ArgumentsDelta, ArgumentsText, ToolCall, ToolCallFormat
-from frontend.http.tools.harmony import HarmonyFormat
-from frontend.http.tools.hermes import HermesFormat
+from frontend.http.tools.calls import ArgumentsDelta, ArgumentsReader, ToolCall, ToolCallFormat
 from frontend.http.tools.llama3_json import Llama3JsonFormat
-from frontend.http.tools.mistral import MistralFormat
+from frontend.http.tools.marked import MarkedFormat
 from frontend.http.tools.pythonic import PythonicFormat
+from frontend.http.tools.syntax import call_syntaxes
 
-FORMATS: dict[str, Callable[[], ToolCallFormat]] = {
-    "hermes": HermesFormat,
-    "llama3_json": Llama3JsonFormat,
-    "mistral": MistralFormat,
-    "openai": HarmonyFormat,
-    "pythonic": PythonicFormat,
+Schemas = Mapping[str, Mapping[str, Any] | None]
+"""Of the arguments of each tool, by its name."""
+
+FORMATS: dict[str, Callable[[Schemas], ToolCallFormat]] = {
+    "llama3_json": lambda _: Llama3JsonFormat(),
+    "pythonic": lambda _: PythonicFormat(),
 }
 """Formats of tool calls by vLLM's names."""
+FORMATS |= {
+    name: partial(MarkedFormat, syntax)
+    for first, syntax in call_syntaxes().items()
+    for name in (first, *syntax.names)
+}
 
 _ALWAYS_PARSED_CHARS = 64
 _OFTEN_PARSED_CHARS = 2048
@@ -24,16 +30,24 @@ _GROWTH = 16
 """A longer text is parsed again when it has grown by a 16th: all of it is scanned each time."""
 
 
+def list_of_formats() -> str:
+    """A line for each: its names, and who writes so."""
+    families = {
+        "llama3_json": "Llama 3: an object of name and parameters",
+        "pythonic": "Llama 3.2: [name(key=value)]",
+    }
+    families |= {
+        ", ".join((first, *syntax.names)): syntax.family
+        for first, syntax in call_syntaxes().items()
+    }
+    return "\n".join(f"{names:<46} {family}" for names, family in families.items())
+
+
 def format_of_template(chat_template: str) -> str | None:
     """By the markers that the template shows to the model; None: no format that is known here."""
-    if "<|channel|>commentary" in chat_template:
-        return "openai"
-    if "[TOOL_CALLS]" in chat_template:
-        return "mistral"
-    if "<tool_call>" in chat_template:
-        # calls in XML between the same markers: Qwen3-Coder, GLM
-        is_xml = "<function=" in chat_template or "<arg_key>" in chat_template
-        return None if is_xml else "hermes"
+    for name, syntax in call_syntaxes().items():
+        if syntax.is_shown_in(chat_template):
+            return name
     if "func_name1(" in chat_template:
         return "pythonic"
     if "<|start_header_id|>" in chat_template and '"parameters"' in chat_template:
@@ -53,7 +67,7 @@ class ToolCallStream:
     def __init__(self, call_format: ToolCallFormat, *, streams_arguments: bool = False) -> None:
         self._format = call_format
         self._streams_arguments = streams_arguments
-        self._arguments: ArgumentsText | None = None
+        self._arguments: ArgumentsReader | None = None
         """The arguments of the call that is held, if it was passed on."""
         self._head_length = 0
         self._held = ""
@@ -115,20 +129,22 @@ class ToolCallStream:
 
     def _calls(self, calls: tuple[ToolCall, ...]) -> list[ToolCall]:
         """With the text that the model wrote, as where it is passed on in pieces."""
-        head, text = self._format.head.match(self._held), ArgumentsText()
-        written = "" if head is None else text.feed(self._held[head.end() :])
-        if head is None or not text.is_whole:
+        head = self._format.head.match(self._held)
+        if head is None:
             return list(calls)
-        return [ToolCall(head[head.lastindex or 0], written), *calls[1:]]
+        name = head[head.lastindex or 0]
+        written = (text := self._format.arguments(name)).feed(self._held[head.end() :])
+        return [ToolCall(name, written), *calls[1:]] if text.is_whole else list(calls)
 
     def _begin_call(self, parts: list[str | ToolCall | ArgumentsDelta]) -> None:
         head = self._format.head.match(self._held)
         if head is not None:
-            self._arguments, self._head_length = ArgumentsText(), head.end()
-            parts.append(ToolCall(head[head.lastindex or 0], ""))
+            name, self._head_length = head[head.lastindex or 0], head.end()
+            self._arguments = self._format.arguments(name)
+            parts.append(ToolCall(name, ""))
 
     def _pass_arguments(
-        self, arguments: ArgumentsText, parts: list[str | ToolCall | ArgumentsDelta]
+        self, arguments: ArgumentsReader, parts: list[str | ToolCall | ArgumentsDelta]
     ) -> None:
         text = arguments.feed(self._held[self._head_length + arguments.num_chars :])
         if text:

@@ -8,7 +8,8 @@ from frontend.errors import RequestRejected
 from frontend.http.api_errors import ApiError, api_error
 from frontend.http.generation.requests import JsonSchemaFormat, ResponseFormat
 from frontend.http.generation.structured_outputs import of_format
-from frontend.http.tools.grammar import OfferedTool, calls_grammar
+from frontend.http.tools.grammar import calls_grammar
+from frontend.http.tools.rules import OfferedTool
 from frontend.structured_outputs import StructuredOutputsParams
 from protocol.errors import ErrorCode
 from tests.engine_core.structured_output.vocabularies import compiler

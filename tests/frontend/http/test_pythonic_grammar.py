@@ -8,7 +8,8 @@ import pytest
 
 from frontend.http.api_errors import ApiError
 from frontend.http.tools.calls import ToolCall
-from frontend.http.tools.grammar import OfferedTool, calls_grammar
+from frontend.http.tools.grammar import calls_grammar
+from frontend.http.tools.rules import OfferedTool
 from frontend.http.tools.stream import FORMATS, ToolCallStream
 from protocol.structured_output import StructuredOutputKind
 
@@ -47,7 +48,7 @@ def written(lark, seed):
 
 
 def read(text):
-    stream = ToolCallStream(FORMATS["pythonic"](), streams_arguments=False)
+    stream = ToolCallStream(FORMATS["pythonic"]({}), streams_arguments=False)
     return [*stream.feed(text), *stream.close()]
 
 

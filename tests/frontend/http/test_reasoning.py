@@ -4,6 +4,7 @@ import pytest
 
 from frontend.http.harmony import HarmonyStream
 from frontend.http.reasoning import ReasoningStream
+from frontend.http.tools.stream import FORMATS
 from frontend.reasoning_formats import REASONING_FORMATS, reasoning_format_of_template
 
 QWEN3 = "<|im_start|>assistant\n"
@@ -27,6 +28,30 @@ CASES = {
     "R1 without the first marker": ("deepseek_r1", QWEN3, "Two.</think>4", "Two.", "4"),
     "R1 without an end": ("deepseek_r1", QWEN3, "Two.", "Two.", ""),
     "Magistral": ("mistral", "[/INST]", "[THINK]Two.[/THINK]4", "Two.", "4"),
+    "Gemma 4": ("gemma4", "model\n", "<|channel>thought\nTwo.<channel|>4", "\nTwo.", "4"),
+    "Seed-OSS": ("seed_oss", "", "<seed:think>Two.</seed:think>4", "Two.", "4"),
+    "Granite 3": (
+        "granite",
+        "",
+        "Here is my thought process: Two.\n\nHere is my response: 4",
+        " Two.\n\n",
+        " 4",
+    ),
+    "Hunyuan": (
+        "hunyuan_a13b",
+        "",
+        "<think>\nTwo.\n</think>\n<answer>\n4 < 5\n</answer>",
+        "\nTwo.\n",
+        "4 < 5",
+    ),
+    "an answer without its end": (
+        "hunyuan_a13b",
+        "",
+        "<think></think><answer>4 </an",
+        "",
+        "4 </an",
+    ),
+    "an answer without markers": ("ernie45", "", "<think>Two.</think>\n\n4", "Two.", "\n\n4"),
 }
 
 
@@ -44,6 +69,26 @@ def test_reasoning_and_content_are_parted_whole_and_at_every_cut(case):
     assert parted(name, prompt, list(text)) == (reasoning, content)
     for cut in range(1, len(text)):
         assert parted(name, prompt, [text[:cut], text[cut:]]) == (reasoning, content)
+
+
+CALLED_INSIDE = '<tool_call>{"name": "f", "arguments": {"a": "</think>"}}</tool_call>'
+
+
+@pytest.mark.parametrize(
+    ("text", "parts"),
+    [
+        (f"<think>I call:{CALLED_INSIDE}", ("I call:", CALLED_INSIDE)),
+        (f"<think>A{CALLED_INSIDE}B</think>C", ("AB", f"{CALLED_INSIDE}C")),
+        ("<think>A <tool_call> is</think>C", ("A <tool_call> is", "C")),
+        ("<think>A<tool_call>{", ("A<tool_call>{", "")),
+    ],
+)
+def test_calls_inside_of_reasoning_are_content(text, parts):
+    for pieces in ([text], list(text)):
+        calls = FORMATS["hermes"]({})
+        stream = ReasoningStream(REASONING_FORMATS["qwen3"], is_open=False, calls=calls)
+        found = [*map(stream.feed, pieces), stream.close()]
+        assert tuple(map("".join, zip(*found, strict=True))) == parts
 
 
 ANALYSIS = "<|channel|>analysis<|message|>Two and <two>.<|end|>"

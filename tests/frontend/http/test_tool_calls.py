@@ -15,7 +15,7 @@ CASES = [(name, case) for name, outputs in OUTPUTS.items() for case in outputs]
 
 def parsed(name, pieces, *, streams_arguments=False):
     """Content, and names and arguments of the calls."""
-    stream = ToolCallStream(FORMATS[name](), streams_arguments=streams_arguments)
+    stream = ToolCallStream(FORMATS[name]({}), streams_arguments=streams_arguments)
     parts = [part for piece in pieces for part in stream.feed(piece)] + stream.close()
     content, calls = "", []
     for part in parts:
@@ -75,7 +75,7 @@ def test_calls_are_found_and_all_other_text_is_passed_on_whatever_the_pieces(nam
     ],
 )
 def test_every_character_of_arguments_is_passed_on_at_once(name, head, tail):
-    stream = ToolCallStream(FORMATS[name](), streams_arguments=True)
+    stream = ToolCallStream(FORMATS[name]({}), streams_arguments=True)
     assert [part for char in head for part in stream.feed(char)] in ([], [ToolCall("f", "")])
     arguments = '{"a": "x\\"}", "b": [1, {}]}'
     parts = [stream.feed(char) for char in arguments]
@@ -88,11 +88,16 @@ MARKUP = st.sampled_from([
     "<tool_call>", "</tool_call>", "[TOOL_CALLS]", "[ARGS]", "<|python_tag|>", '{"name": "f", ',
     '"parameters": {}}', '"arguments": {"a": "', '"}}', "[f(a=1)]", "[", "]", "{", "}", '"', "'",
     "\\", "\n", " ", ";", "f(", "a=", "f", "0", "<|message|>", "<|call|>",
-    "<|channel|>commentary to=functions.",
+    "<|channel|>commentary to=functions.", "<function=f>", "<parameter=a>",
+    "</parameter>", "</function>",
+    "<|tool_call>call:", '<|"|>', "<tool_call|>",
+    "<\uff5ctool\u2581call\u2581begin\uff5c>", "<\uff5ctool\u2581sep\uff5c>",
 ])  # fmt: skip
+VARIED = (*OUTPUTS, "qwen3_xml", "glm45", "gemma4", "deepseek_v31", "lfm2", "xlam")
+"""One of each way to write names and arguments."""
 
 
-@pytest.mark.parametrize("name", FORMATS)
+@pytest.mark.parametrize("name", VARIED)
 @given(pieces=st.lists(MARKUP, max_size=14))
 def test_no_text_depends_on_its_pieces_and_none_without_calls_is_lost(name, pieces):
     text = "".join(pieces)
@@ -108,7 +113,7 @@ def test_no_text_depends_on_its_pieces_and_none_without_calls_is_lost(name, piec
 
 @pytest.mark.parametrize("name", FORMATS)
 def test_text_is_not_held_back_longer_than_it_may_become_a_call(name):
-    stream = ToolCallStream(FORMATS[name]())
+    stream = ToolCallStream(FORMATS[name]({}))
     assert stream.feed("Hello") == ["Hello"]
     assert stream.feed(" <") in ([" <"], [" "])
     assert "".join(stream.feed("b> x")).endswith("b> x")
@@ -125,8 +130,8 @@ def test_ids_are_nine_letters_and_digits():
     ("template", "name"),
     [
         ("{%- if tools %}<tools></tools>\n<tool_call>\n{}</tool_call>{% endif %}", "hermes"),
-        ("<tool_call>\n<function=example>\n<parameter=a>", None),
-        ("<tool_call>{function-name}\n<arg_key>{arg-key-1}</arg_key>", None),
+        ("<tool_call>\n<function=example>\n<parameter=a>", "qwen3_xml"),
+        ("<tool_call>{function-name}\n<arg_key>{arg-key-1}</arg_key>", "glm45"),
         ("{{ '[AVAILABLE_TOOLS]' }}{{ '[TOOL_CALLS][' }}", "mistral"),
         ("<|start_header_id|>{{ '{\"name\": name, \"parameters\": dict' }}", "llama3_json"),
         ("<|start_header_id|>[func_name1(params_name1=params_value1)]", "pythonic"),
@@ -153,7 +158,7 @@ def test_a_call_that_never_ends_is_not_scanned_again_for_each_piece(
 ):
     """As a grammar can make a model write: all of the server's streams would stand."""
     number = 4000
-    call_format, scanned = FORMATS[name](), []
+    call_format, scanned = FORMATS[name]({}), []
     parse = call_format.parse
 
     def counted(text, *, at_end):

@@ -1,0 +1,241 @@
+"""Every format of `formats.toml`: what published chat templates write is read back, whole and cut
+at every character, and what a grammar lets a model write are calls that follow their schemas."""
+
+import json
+from pathlib import Path
+
+import jsonschema
+import pytest
+
+from frontend.http.tools.calls import ArgumentsDelta, ToolCall
+from frontend.http.tools.grammar import calls_grammar
+from frontend.http.tools.rules import OfferedTool
+from frontend.http.tools.stream import FORMATS, ToolCallStream
+from frontend.http.tools.syntax import call_syntaxes
+from protocol.structured_output import StructuredOutputKind
+
+pytest.importorskip("llguidance")
+from tests.engine_core.structured_output.test_compiler import compiled, random_text
+
+ALL_TYPES = {
+    "type": "object",
+    "properties": {
+        "city": {"type": "string"},
+        "days": {"type": "integer"},
+        "ratio": {"type": "number"},
+        "is_short": {"type": "boolean"},
+        "near": {"type": "array", "items": {"type": "string"}},
+        "opts": {"type": "object"},
+        "note": {"type": ["string", "null"]},
+        "text": {"type": "string"},
+    },
+}
+SCHEMAS = {"get_weather": ALL_TYPES, "write_file": ALL_TYPES, "now": {}}
+ARGUMENTS = [
+    {"city": "Paris"},
+    {"city": "São Paulo", "days": 3},
+    {"days": -1, "ratio": 0.5},
+    {"is_short": True},
+    {"is_short": False, "note": None},
+    {"near": ["a", "b c"]},
+    {"near": []},
+    {"opts": {"a": True, "b": {"c": [1, 2, {"d": "x"}]}}},
+    {"opts": {}},
+    {"text": "line 1\nline 2\n"},
+    {"text": "  indented\n\tcode"},
+    {"text": "say \"hi\" \\ and 'x'"},
+    {"text": "<b>bold</b> & </div>"},
+    {"text": '{"a": [1]}'},
+    {"text": "5"},
+    {"text": "true"},
+    {"text": ""},
+    {"text": "東京 🎉"},
+    {"note": "null-ish", "text": "a=b, c(d)"},
+    {
+        "city": "x",
+        "days": 10**12,
+        "ratio": 1e-9,
+        "is_short": True,
+        "near": ["[", "]"],
+        "opts": {"a": False},
+        "text": "end",
+    },
+]
+RENDERED = [
+    json.loads(line)
+    for line in Path(__file__).with_name("rendered_calls.jsonl").read_text().splitlines()
+]
+"""What the chat templates of llama.cpp's collection write of a call of `get_weather` with each of
+`ARGUMENTS`, or of `write_file` with them and then of `now`, in turn. None: no valid call."""
+
+WRITTEN = {
+    "openai": '<|channel|>commentary to=functions.get_weather<|message|>{"city": "Paris"}<|call|>',
+    "step3": "<\uff5ctool_calls_begin\uff5c><\uff5ctool_call_begin\uff5c>function"
+    "<\uff5ctool_sep\uff5c>"
+    '<steptml:invoke name="get_weather"><steptml:parameter name="city">Paris'
+    "</steptml:parameter></steptml:invoke><\uff5ctool_call_end\uff5c><\uff5ctool_calls_end\uff5c>",
+    "functiongemma": "<start_function_call>call:get_weather{city:<escape>Paris<escape>}"
+    "<end_function_call>",
+    "llama4_pythonic": '<|python_start|>[get_weather(city="Paris")]<|python_end|>',
+    "olmo3": '<function_calls>get_weather(city="Paris")</function_calls>',
+    "phi4_mini_json": 'functools[{"name": "get_weather", "arguments": {"city": "Paris"}}]',
+    "granite": '<|tool_call|>[{"name": "get_weather", "arguments": {"city": "Paris"}}]',
+    "internlm": '<|action_start|><|plugin|>\n{"name": "get_weather", "parameters": '
+    '{"city": "Paris"}}<|action_end|>',
+    "longcat": '<longcat_tool_call>\n{"name": "get_weather", "arguments": {"city": "Paris"}}\n'
+    "</longcat_tool_call>",
+    "gigachat3": '<|function_call|>{"name": "get_weather", "arguments": {"city": "Paris"}}',
+    "xlam": '[{"name": "get_weather", "arguments": {"city": "Paris"}}]',
+    "jamba": '<tool_calls>[\n  {"name": "get_weather", "arguments": {"city": "Paris"}}\n]'
+    "</tool_calls>",
+    "phi4_mini": '<|tool_call|>[{"name": "get_weather", "arguments": {"city": "Paris"}}]'
+    "<|/tool_call|>",
+}
+"""As the models' cards or vLLM's documents show it."""
+
+
+def read(name, pieces, *, streams_arguments=False):
+    """Text beside calls, and the calls."""
+    stream = ToolCallStream(FORMATS[name](SCHEMAS), streams_arguments=streams_arguments)
+    content, calls = "", []
+    for part in [*(part for piece in pieces for part in stream.feed(piece)), *stream.close()]:
+        if isinstance(part, ToolCall):
+            calls.append([part.name, part.arguments])
+        elif isinstance(part, ArgumentsDelta):
+            calls[-1][1] += part.text
+        else:
+            content += part
+    return content, calls
+
+
+def test_each_format_is_shown_to_be_read():
+    assert {each["format"] for each in RENDERED} | WRITTEN.keys() >= call_syntaxes().keys()
+    assert all(len(each["texts"]) == len(ARGUMENTS) for each in RENDERED)
+
+
+@pytest.mark.parametrize("rendered", RENDERED, ids=[each["template"] for each in RENDERED])
+def test_what_a_template_writes_is_read_back(rendered):
+    name = rendered["format"]
+    for number, text in enumerate(rendered["texts"]):
+        if text is None:
+            continue
+        wanted = [("get_weather", ARGUMENTS[number])]
+        if number % 2:
+            wanted = [("write_file", ARGUMENTS[number]), ("now", {})]
+        whole = read(name, [text])
+        content, calls = whole
+        assert not content.strip()
+        assert [(call, json.loads(arguments)) for call, arguments in calls] == wanted
+        assert read(name, list(text)) == whole
+        assert read(name, list(text), streams_arguments=True) == whole
+        for cut in range(1, len(text)) if number < 2 else ():
+            assert read(name, [text[:cut], text[cut:]], streams_arguments=True) == whole
+
+
+@pytest.mark.parametrize("name", WRITTEN)
+def test_what_documents_show_is_read(name):
+    text, call = WRITTEN[name], ["get_weather", '{"city": "Paris"}']
+    assert read(name, list(text)) == ("", [call])
+    assert read(name, list(text), streams_arguments=True) == ("", [call])
+    content, calls = read(name, ["I look.\n", *text, "\nDone."])
+    assert (content.split(), calls) == (["I", "look.", "Done."], [call])
+
+
+def test_text_in_tags_is_passed_on_as_it_comes():
+    stream = ToolCallStream(FORMATS["qwen3_xml"](SCHEMAS), streams_arguments=True)
+    opened = stream.feed("<tool_call>\n<function=write_file>\n<parameter=text>\n")
+    assert "".join(getattr(part, "text", "") for part in opened) == '{"text": "'
+    assert stream.feed('<a href="x">') == [ArgumentsDelta('<a href=\\"x\\">')]
+    assert stream.feed("</parameter> is text") == [ArgumentsDelta("</parameter> is text")]
+    assert stream.feed("\n</parameter>\n") == []
+    assert stream.feed("</function>\n</tool_call>") == [ArgumentsDelta('"}')]
+    assert stream.close() == []
+
+
+@pytest.mark.parametrize(
+    ("written", "schema", "value"),
+    [
+        ("5", {"type": "string"}, "5"),
+        ("5", {"type": "integer"}, 5),
+        ("True", {"type": "boolean"}, True),
+        ("None", {"type": ["integer", "null"]}, None),
+        ("null", {"anyOf": [{"type": "string"}, {"type": "null"}]}, None),
+        ("{'a': [1, True]}", {"type": "object"}, {"a": [1, True]}),
+        ("[1, 2", {"type": "array"}, "[1, 2"),
+        ("b", {"enum": ["a", "b"]}, "b"),
+        ("2", {"enum": [1, 2]}, 2),
+        ("2", {"$ref": "#/$defs/n"}, 2),
+        ("2", {}, 2),
+        ("two", {}, "two"),
+        ("1e999", {"type": "number"}, "1e999"),
+    ],
+)
+def test_values_in_tags_are_of_the_types_of_their_schemas(written, schema, value):
+    text = f"<tool_call>f\n<arg_key>a</arg_key>\n<arg_value>{written}</arg_value>\n</tool_call>"
+    root = {"properties": {"a": schema}, "$defs": {"n": {"type": "integer"}}}
+    stream = ToolCallStream(FORMATS["glm45"]({"f": root}))
+    (call,) = [*stream.feed(text), *stream.close()]
+    assert json.loads(call.arguments) == {"a": value}
+
+
+STRICT = {
+    "type": "object",
+    "properties": {
+        "city": {"type": "string", "maxLength": 6},
+        "days": {"type": "integer", "minimum": 1, "maximum": 40},
+        "is_short": {"type": ["boolean", "null"]},
+        "kind": {"enum": ["a b", "é"]},
+        "code": {"type": "string", "pattern": "^[a-z]{2}/[0-9]$"},
+        "near": {"type": "array", "items": {"enum": ["é", "x", 1.5]}, "maxItems": 2},
+        "opts": {
+            "type": "object",
+            "properties": {"a": {"type": "boolean"}},
+            "required": ["a"],
+            "additionalProperties": False,
+        },
+    },
+    "required": ["days", "city"],
+    "additionalProperties": False,
+}
+TOOLS = [
+    OfferedTool("get_weather", STRICT, is_strict=True),
+    OfferedTool("now", {"type": "object", "properties": {}, "additionalProperties": False}),
+]
+
+
+class NoAddedTokens:
+    backend = property(lambda self: self)
+
+    def get_added_tokens_decoder(self):
+        return {}
+
+
+FORCED = [name for name, syntax in call_syntaxes().items() if syntax.is_forced]
+
+
+@pytest.mark.parametrize("name", ["llama3_json", *FORCED])
+def test_forced_calls_follow_their_schemas(name):
+    schemas = {tool.name: tool.parameters for tool in TOOLS}
+    numbers = set()
+    for has_one_call in (True, False):
+        lark = calls_grammar(
+            name,
+            TOOLS,
+            NoAddedTokens(),
+            must_call=True,
+            has_one_call=has_one_call,
+            template="",
+            answer=None,
+        )
+        for seed in range(6):
+            text = random_text(compiled(StructuredOutputKind.GRAMMAR, lark), seed)
+            if text is None:
+                continue
+            stream = ToolCallStream(FORMATS[name](schemas))
+            calls = [*stream.feed(text), *stream.close()]
+            assert calls and all(isinstance(call, ToolCall) for call in calls), text
+            for call in calls:
+                jsonschema.validate(json.loads(call.arguments), schemas[call.name])
+            assert len(calls) == 1 or not has_one_call
+            numbers.add(len(calls))
+    assert numbers
