@@ -41,7 +41,7 @@ class AnswerFormat:
     tool_calls: str | None = None
     """A name in `FORMATS`; None: calls are text."""
     schemas: Schemas = field(default_factory=dict)
-    """Of the arguments of each tool."""
+    """JSON schemas of the arguments, by the names of tools."""
     reasoning: ReasoningFormat | None = None
     has_one_call: bool = False
     """Calls after the first are left out."""

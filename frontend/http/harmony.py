@@ -11,7 +11,7 @@ A prompt has begun the first message: `<|start|>assistant`."""
 import re
 
 _CALL_START, _MESSAGE, _CALL_END = "<|channel|>commentary to=functions.", "<|message|>", "<|call|>"
-"""Of a call as `tools/formats.toml` has it."""
+"""Words of a call, as `tools/formats.toml` has them."""
 _CHANNEL = re.compile(r"<\|channel\|>\s*(\w+)")
 _FUNCTION = re.compile(r"\bto=functions\.([\w.-]{1,64})")
 _ANY_START = ("<|start|>", "<|channel|>", "to=")

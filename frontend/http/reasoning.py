@@ -93,7 +93,7 @@ class ReasoningStream:
 
 
 class AnswerMarkers:
-    """What stands around an answer, and is no part of it."""
+    """Leaves out the marks that stand around an answer, as `<answer>` and `</answer>`."""
 
     def __init__(self, start: str, end: str) -> None:
         self._start, self._end = start, end
@@ -104,7 +104,7 @@ class AnswerMarkers:
         """Line breaks behind the first marker are none of it."""
 
     def feed(self, text: str) -> str:
-        """What is certain of the answer."""
+        """The characters of the answer that are certain by now, without its marks."""
         self._held += text
         if self._is_start:
             begin = self._held.lstrip()

@@ -34,7 +34,7 @@ def read_braces(text: str, at: int, quote: str, depth: int = 0) -> tuple[Any, in
 
 
 def _read_several(text: str, at: int, quote: str, depth: int) -> tuple[Any, int] | None:
-    """Of an object or an array."""
+    """The object or array that begins at `at`, and where it ends; None: it is none."""
     closing = _CLOSING[text[at]]
     keys: list[str] = []
     values: list[Any] = []

@@ -48,7 +48,7 @@ class ArgumentsReader(Protocol):
     is_whole: bool
 
     def feed(self, text: str) -> str:
-        """What is certain by now."""
+        """The next piece of the JSON object that is certain by now."""
 
 
 class ToolCallFormat(Protocol):
@@ -75,7 +75,7 @@ class ToolCallFormat(Protocol):
         more text can tell."""
 
     def arguments(self, name: str) -> "ArgumentsReader":
-        """What reads the text behind `head`, of a call of `name`."""
+        """A reader of the arguments of a call of `name`, fed the text behind `head`."""
 
 
 def find_marker(text: str, marker: str) -> int:

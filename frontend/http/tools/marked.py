@@ -28,7 +28,7 @@ _FIELDS = {
 }
 _STRING = r'"[^"\\]*(?:\\.[^"\\]*)*"?'
 _MOST_CHARS_OF_WORDS = 512
-"""What stands in place of JSON is not held back longer."""
+"""A word that goes on to the end of the text is held back for so long."""
 
 
 class MarkedFormat:
@@ -84,7 +84,7 @@ class MarkedFormat:
         return "(?!)"
 
     def arguments(self, name: str) -> ArgumentsText | TaggedArguments:
-        """What makes JSON of the text behind `head`."""
+        """A reader of the arguments of a call of `name`, fed the text behind `head`."""
         for call in self._syntax.calls:
             if Field("parameters") in call:
                 return self._tagged(call, name)
@@ -120,7 +120,7 @@ class MarkedFormat:
         return 0 if at is None else at
 
     def _behind_end(self, text: str, at: int, *, at_end: bool) -> int:
-        """Behind the words that close all calls, if they are there."""
+        """The place behind the words that close all calls; `at` if they are missing."""
         if not self._syntax.end:
             return at
         try:

@@ -48,7 +48,7 @@ def python_end(text: str, at: int, closing: str) -> int | None:
 
 
 def calls_of_python(source: str) -> tuple[ToolCall, ...]:
-    """Of a list, or of lines; none if any of them is malformed."""
+    """Calls in a Python list, or one a line; none if any of them is malformed."""
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # of a model's wrong escapes

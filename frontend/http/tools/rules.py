@@ -29,7 +29,7 @@ class OfferedTool:
 
 
 class Rules:
-    """Of one grammar, as they are made."""
+    """The rules of one grammar, as they are made."""
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._tokenizer = tokenizer

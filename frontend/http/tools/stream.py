@@ -11,7 +11,7 @@ from frontend.http.tools.pythonic import PythonicFormat
 from frontend.http.tools.syntax import call_syntaxes
 
 Schemas = Mapping[str, Mapping[str, Any] | None]
-"""Of the arguments of each tool, by its name."""
+"""JSON schemas of the arguments, by the names of tools."""
 
 FORMATS: dict[str, Callable[[Schemas], ToolCallFormat]] = {
     "llama3_json": lambda _: Llama3JsonFormat(),

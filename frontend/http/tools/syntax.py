@@ -39,13 +39,13 @@ _FIELD = re.compile(
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Field:
-    """What stands in braces."""
+    """A name in braces, in whose place something of a call stands."""
 
     name: str
 
 
 Part = str | Field
-"""Of a call: text as it is, or a field."""
+"""A piece of a written call: text as it is, or a field."""
 
 
 def parts_of(written: str) -> tuple[Part, ...]:

@@ -77,7 +77,7 @@ class TaggedArguments:
         self.is_whole = False
 
     def feed(self, text: str) -> str:
-        """What is certain by now, as a piece of a JSON object."""
+        """The next piece of the JSON object that is certain by now."""
         self._held += text
         self.num_chars += len(text)
         found: list[str] = []
