@@ -201,10 +201,8 @@ def download_from_hub(
         mmproj = choose_mmproj(names) if is_gguf and wants_mmproj else None
         wanted = [*files, *([mmproj] if mmproj else [])]
         if commit is not None:
-            blobs = _blobs(
-                hub_name, commit, {name: large[name] for name in wanted if name in large}
-            )
-            fetch_files(blobs, report=report, progress=progress)
+            missing = _missing(hub_name, commit, wanted, large)
+            fetch_files(missing, report=report, progress=progress)
         link = functools.partial(
             snapshot_download,
             model_id,
@@ -282,18 +280,19 @@ def _listing(
     return info.sha, [each.rfilename for each in info.siblings], large
 
 
-def _blobs(
-    hub_name: HubName, commit: str, large: dict[str, tuple[str, int]]
+def _missing(
+    hub_name: HubName, commit: str, wanted: Iterable[str], large: dict[str, tuple[str, int]]
 ) -> Iterator[RemoteFile]:
-    """Those that the hub's cache does not have. Files so large that only Xet has them are left to
-    the hub's client."""
+    """Large files that the hub's cache does not have. Those that only Xet has are left to the hub's
+    client."""
     from huggingface_hub import constants, hf_hub_url, try_to_load_from_cache
     from huggingface_hub.file_download import repo_folder_name
     from huggingface_hub.utils import build_hf_headers
 
     folder = repo_folder_name(repo_id=hub_name.id, repo_type="model")
     cache, headers = Path(constants.HF_HUB_CACHE), build_hf_headers()
-    for name, (sha256, num_bytes) in large.items():
+    for name in [each for each in wanted if each in large]:
+        sha256, num_bytes = large[name]
         is_here = isinstance(try_to_load_from_cache(hub_name.id, name, revision=commit), str)
         if is_here or num_bytes > constants.MAX_HTTP_DOWNLOAD_SIZE:
             continue

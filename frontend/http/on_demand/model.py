@@ -211,7 +211,7 @@ class OnDemandModel(ServedModel):
             await asyncio.wait([self._starting])
         await self.stop()
         await asyncio.gather(*self._tasks)
-        self._pool.models.remove(self)
+        self._pool.models = [each for each in self._pool.models if each is not self]
 
     def _release(self) -> None:
         self._num_users -= 1

@@ -357,6 +357,14 @@ def test_only_an_admin_may_have_another_model_pulled(serve, tmp_path):
     assert pull("bob", "new").status_code == 200
 
 
+async def test_a_model_is_closed_with_the_server_and_by_it():
+    pool = DaemonPool(OnDemandOptions())
+    served = ServedModels([OnDemandModel("small", pool)])
+    await served.close()
+    await served.close()
+    assert pool.models == []
+
+
 def test_a_client_that_leaves_while_the_model_starts_takes_nothing_with_it(serve):
     server = serve("slow", keep_alive="0.2")
     with contextlib.suppress(httpx.ReadTimeout):
