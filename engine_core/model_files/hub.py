@@ -68,9 +68,8 @@ def parse_hub_name(name: str) -> HubName | None:
         revision = address["revision"]
         return HubName(address["id"], None if revision == "main" else revision, address["file"])
     found = _NAME.fullmatch(name.removesuffix(":latest"))
-    if found is None:
-        return None
-    if name.endswith((".gguf", ".json")) and not (found["host"] or found["tag"]):
+    is_path = name.endswith((".gguf", ".json"))
+    if found is None or (is_path and not (found["host"] or found["tag"])):
         return None
     return HubName(found["id"], found["revision"], found["tag"])
 

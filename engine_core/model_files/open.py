@@ -59,9 +59,8 @@ def open_model_files(
         mmproj: the file of a GGUF text's encoder; with `finds_mmproj` that beside it, if one fits.
         report: gets a line before and during everything that takes seconds.
     """
-    found = locate_model(
-        model, option=option, report=report, wants_mmproj=finds_mmproj and mmproj is None
-    )
+    wants = finds_mmproj and mmproj is None
+    found = locate_model(model, option=option, report=report, wants_mmproj=wants)
     files = _open(found, report)
     if isinstance(files, GgufFile) and (mmproj is not None or finds_mmproj):
         _add_encoder(files, mmproj, found.mmproj, report)

@@ -137,8 +137,8 @@ def _gguf_format(file: Path) -> str:
 def _models_of_urls() -> Iterator[StoredModel]:
     for url in fetched_urls():
         path, files = url.path, tuple(part.path for part in url.parts)
-        used_s = path.stat().st_atime
-        yield StoredModel(url.url, path, size_bytes(path), _gguf_format(path), used_s, files=files)
+        kind, used_s = _gguf_format(path), path.stat().st_atime
+        yield StoredModel(url.url, path, size_bytes(path), kind, used_s, files=files)
 
 
 def _hub_repos() -> list[Any]:
@@ -154,10 +154,8 @@ def _hub_repos() -> list[Any]:
 def _hub_models(repo: Any, meant: HubName | None = None) -> Iterator[StoredModel]:
     """Each model that the hub's cache has of a repository; or what a name means, which without a
     tag is all of it. Raises ModelNotFound: none that is here has the name's tag."""
-    revision = meant and meant.revision
-    revisions = [
-        each for each in repo.revisions if revision in (None, each.commit_hash, *each.refs)
-    ]
+    asked = meant and meant.revision
+    revisions = [each for each in repo.revisions if asked in (None, each.commit_hash, *each.refs)]
     files: defaultdict[str, list[Any]] = defaultdict(list)
     for each in revisions:
         for file in each.files:
@@ -172,14 +170,13 @@ def _hub_models(repo: Any, meant: HubName | None = None) -> Iterator[StoredModel
             own = {file.file_path: file for name in names for file in files[name]}
             others = (file for each in repo.revisions for file in each.files)
             kept = {_blob(file.file_path) for file in others if file.file_path not in own}
-            is_alone = len(ggufs) + has_safetensors == 1
             yield StoredModel(
                 f"{repo.repo_id}:{tag}",
                 files[names[0]][0].file_path,
                 _num_bytes(own.values()),
                 _gguf_format(files[names[0]][0].file_path),
                 max(file.blob_last_accessed for file in own.values()),
-                revisions=hashes if is_alone else (),
+                revisions=hashes if len(ggufs) + has_safetensors == 1 else (),
                 files=(*own, *({_blob(link) for link in own} - kept)),
             )
     if hashes and (has_safetensors if meant is None else meant.tag is None):
