@@ -65,7 +65,7 @@ def pull(name: _Name, /, *, json: _Json = False) -> None:
 
 @_with_one_error
 def list_models(*, json: _Json = False) -> None:
-    """List the models that were fetched: bytes, format, when last used."""
+    """List the models that were fetched: bytes, those kept packed, format, when last used."""
     from engine_core.model_files.stored import stored_models
 
     found = stored_models()
@@ -73,19 +73,21 @@ def list_models(*, json: _Json = False) -> None:
         _print(json_format.dumps([dataclasses.asdict(each) for each in found], default=str))
         return
     width = max(len(name) for name in ["NAME", *(each.name for each in found)])
-    _print(f"{'NAME':<{width}}  {'BYTES':>15}  {'FORMAT':<20}  LAST USED")
+    _print(f"{'NAME':<{width}}  {'BYTES':>15}  {'PACKED':>15}  {'FORMAT':<20}  LAST USED")
     for each in found:
         used = f"{datetime.fromtimestamp(each.last_used_s):%Y-%m-%d %H:%M}"
-        _print(f"{each.name:<{width}}  {each.num_bytes:>15,}  {each.format:<20}  {used}")
+        sizes = f"{each.num_bytes:>15,}  {each.packed_bytes:>15,}"
+        _print(f"{each.name:<{width}}  {sizes}  {each.format:<20}  {used}")
 
 
 @_with_one_error
 def rm(name: _Name, /) -> None:
-    """Delete a fetched model, unless a daemon uses it."""
+    """Delete a fetched model and its packed weights, unless a daemon uses it."""
     from engine_core.model_files.stored import remove_stored_model
 
     model = remove_stored_model(name)
-    _print(f"removed {model.name}: {model.num_bytes / 1e6:,.0f} MB are free again")
+    megabytes = (model.num_bytes + model.packed_bytes) / 1e6
+    _print(f"removed {model.name}: {megabytes:,.0f} MB are free again")
 
 
 def stop(

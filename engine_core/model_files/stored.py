@@ -13,12 +13,13 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
-from engine_core.model_files.download import KNOWN_MODELS
+from engine_core.model_files.download import KNOWN_MODELS, cache_folder
 from engine_core.model_files.errors import ModelFilesError, ModelNotFound
 from engine_core.model_files.file_url import fetched_urls
 from engine_core.model_files.gguf.header import read_gguf_header
 from engine_core.model_files.hub import HubName, choose_gguf, gguf_files, gguf_tags
 from engine_core.model_files.names import resolve_name
+from kernels.cpu.packed_header import origins
 from protocol.running_daemons import running_daemons
 
 
@@ -35,6 +36,9 @@ class StoredModel:
     """Revisions in the hub's cache that go with it whole."""
     files: tuple[Path, ...] = ()
     """What goes with it, where that is neither whole revisions nor `path`."""
+    packed_files: tuple[Path, ...] = ()
+    """Its quantised weights as CPUs run them, for the next start."""
+    packed_bytes: int = 0
 
 
 def stored_models() -> list[StoredModel]:
@@ -44,15 +48,29 @@ def stored_models() -> list[StoredModel]:
         ModelFilesError: this user has no home folder.
     """
     of_hub = (model for repo in _hub_repos() for model in _hub_models(repo))
-    found = [*_known_models(), *_models_of_urls(), *of_hub]
+    found = _with_packed([*_known_models(), *_models_of_urls(), *of_hub])
     return sorted(found, key=lambda model: -model.last_used_s)
+
+
+def _with_packed(models: Iterable[StoredModel]) -> list[StoredModel]:
+    made_of, found = origins(cache_folder() / "weights"), []
+    for model in models:
+        whole = model.path.resolve()
+        files = [
+            file
+            for file, its in made_of.items()
+            if any(Path(each).is_relative_to(whole) for each in its)
+        ]
+        num_bytes = sum(file.stat().st_size for file in files if file.exists())
+        found.append(dataclasses.replace(model, packed_files=tuple(files), packed_bytes=num_bytes))
+    return found
 
 
 def remove_stored_model(name: str) -> StoredModel:
     """A model of the user's cache, one of a repository's GGUF files, or all that the hub's cache
     has of a repository, or of a revision. What another revision has, too, stays.
     Raises ModelFilesError: it was not fetched, a daemon uses it, or it cannot be deleted."""
-    model = _find(name)
+    (model,) = _with_packed([_find(name)])
     for daemon in running_daemons():
         if Path(daemon.files).is_relative_to(model.path.resolve()):
             raise ModelFilesError(
@@ -60,6 +78,8 @@ def remove_stored_model(name: str) -> StoredModel:
                 f"stop it first: kill {daemon.pid}"
             )
     try:
+        for packed in model.packed_files:
+            packed.unlink(missing_ok=True)
         if model.revisions:
             from huggingface_hub import scan_cache_dir
 

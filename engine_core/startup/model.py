@@ -274,7 +274,7 @@ def _load_native(
         block_inputs=_block_inputs(files),
     )
     if packing is not None and kept_in is not None:
-        cache.save(packing, kept_in)
+        cache.save(packing, kept_in, files.weight_files)
     return model
 
 

@@ -10,13 +10,13 @@ import time
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
+from kernels.cpu.packed_header import SUFFIX
 from kernels.interface.weights import PackedFileError, WeightPacking
 from protocol.private_files import foreign_owner
 
 logger = logging.getLogger(__name__)
 
 DEFAULT_LIMIT_BYTES = 8 << 30
-_SUFFIX = ".weights"
 _RULES = 2
 """Counts how a model's tensors become layers' weights: goes up when other numbers come out."""
 _NOT_KEPT = "the packed weights cannot be kept for the next start: %s"
@@ -52,7 +52,7 @@ class PackedWeightCache:
         for file in weight_files:
             status = file.stat()
             digest.update(f";{status.st_size};{status.st_mtime_ns}".encode())
-        return self.folder / f"{digest.hexdigest()}{_SUFFIX}"
+        return self.folder / f"{digest.hexdigest()}{SUFFIX}"
 
     def open(self, packing: WeightPacking, file: Path, *, least_bytes: int) -> None:
         """Let `packing` take what `file` holds, or else pack into what becomes it, if there is room
@@ -80,7 +80,9 @@ class PackedWeightCache:
         except OSError as error:
             logger.warning(_NOT_KEPT, error)
 
-    def save(self, packing: WeightPacking, file: Path) -> threading.Thread | None:
+    def save(
+        self, packing: WeightPacking, file: Path, weight_files: Iterable[Path]
+    ) -> threading.Thread | None:
         """Keep what was packed anew, if there is room for it. Never fails: the log says why not.
         Returns the thread that waits for the disk; the process ends after it."""
         num_bytes = packing.num_bytes_to_save()
@@ -97,7 +99,7 @@ class PackedWeightCache:
             return None
         try:
             self._make_room(num_bytes, but=file)
-            put = packing.save(file)
+            put = packing.save(file, [str(each.resolve()) for each in weight_files])
         except OSError as error:
             logger.warning(_NOT_KEPT, error)
             return None
@@ -109,7 +111,7 @@ class PackedWeightCache:
         started_s = time.monotonic()
         try:
             put()
-            sizes = [each.stat().st_size for each in self.folder.glob(f"*{_SUFFIX}")]
+            sizes = [each.stat().st_size for each in self.folder.glob(f"*{SUFFIX}")]
         except OSError as error:
             logger.warning(_NOT_KEPT, error)
             return
@@ -127,11 +129,11 @@ class PackedWeightCache:
         """Remove files until `num_bytes` more fit, the least recently used first."""
         self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         for file in self.folder.iterdir():
-            is_ours = file.suffix == _SUFFIX
+            is_ours = file.suffix == SUFFIX
             with contextlib.suppress(FileNotFoundError):  # another rank's, which has its name now
                 if not is_ours and time.time() - file.stat().st_mtime > _ABANDONED_S:
                     file.unlink(missing_ok=True)
-        kept = [file for file in self.folder.glob(f"*{_SUFFIX}") if file != but]
+        kept = [file for file in self.folder.glob(f"*{SUFFIX}") if file != but]
         used = {file: file.stat() for file in kept}
         total_bytes = sum(status.st_size for status in used.values())
         for file in sorted(kept, key=lambda file: used[file].st_mtime_ns):

@@ -3,22 +3,19 @@
 import json
 import mmap
 import os
-import struct
 import tempfile
 import weakref
-import zlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from kernels.cpu.library import NativeLibrary
+from kernels.cpu.packed_header import START, read_header, write_start
 from kernels.cpu.weights import LinearKind, PackedLinear, packed_linear
 from kernels.interface.weights import PackedFileError
 
-_MAGIC = b"ec-packed-lin-04"  # the layouts of src/linear.h are part of the version
-_START = struct.Struct("<16sQQI28x")
 _ALIGNMENT = 64
 _TAKEN_AT_ONCE = 64 << 20
 """Bytes: what the file grows by."""
@@ -48,9 +45,9 @@ class PackedFileWriter:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         self._file = tempfile.NamedTemporaryFile(dir=folder, prefix="packing-", delete=False)  # noqa: SIM115
         self.discard = weakref.finalize(self, _remove, self._file)
-        self._used = self._taken = _START.size
-        self._file.truncate(_START.size + most_bytes)  # takes nothing of the disk yet
-        self._pages = mmap.mmap(self._file.fileno(), _START.size + most_bytes)
+        self._used = self._taken = START.size
+        self._file.truncate(START.size + most_bytes)  # takes nothing of the disk yet
+        self._pages = mmap.mmap(self._file.fileno(), START.size + most_bytes)
         self._address = torch.frombuffer(self._pages, dtype=torch.uint8).data_ptr()
 
     def reserve(self, num_bytes: int) -> torch.Tensor:
@@ -66,9 +63,11 @@ class PackedFileWriter:
         self._used = min(-(-end // _ALIGNMENT) * _ALIGNMENT, len(self._pages))
         return torch.frombuffer(self._pages, dtype=torch.uint8, count=num_bytes, offset=start)
 
-    def finish(self, path: Path, weights: Mapping[str, PackedLinear]) -> Callable[[], None]:
+    def finish(
+        self, path: Path, weights: Mapping[str, PackedLinear], made_of: Iterable[str] = ()
+    ) -> Callable[[], None]:
         """Describe `weights` in the header; those that lie elsewhere are copied. `path`: the file's
-        name; its stem is in the header.
+        name; its stem is in the header. `made_of`: paths of the model's files, for `origins`.
 
         Returns what puts the file on the disk and gives it its name, in place of what is there; for
         another thread, as it waits. Both raise OSError: the disk is full."""
@@ -77,12 +76,13 @@ class PackedFileWriter:
             shape = {"outputs": weight.num_outputs, "inputs": weight.num_inputs}
             places = {field: self._place(getattr(weight, field)) for field in _FIELDS}
             records[name] = {"kind": weight.kind.name, **shape, **places}
-        header = json.dumps({"key": path.stem, "weights": records}).encode()
+        described = {"key": path.stem, "made_of": list(made_of), "weights": records}
+        header = json.dumps(described).encode()
         self._file.truncate(self._used)
         self._file.seek(self._used)
         self._file.write(header)
         self._file.flush()
-        start = _START.pack(_MAGIC, self._used, len(header), zlib.crc32(header))
+        start = write_start(header, self._used)
 
         def put() -> None:
             with self._file as file:
@@ -121,24 +121,13 @@ def map_packed(library: NativeLibrary, path: Path) -> dict[str, PackedLinear]:
     Raises PackedFileError: no such file, one of another kind, version or name, or a damaged one."""
     try:
         with path.open("rb") as file:
-            size = os.fstat(file.fileno()).st_size
-            if size < _START.size:
-                raise PackedFileError(f"{path} has {size} bytes: it is no file of packed weights")
+            described, header_at = read_header(file)
             # private and writable, as torch would warn of memory that is not; never written
-            pages = mmap.mmap(
-                file.fileno(), size, mmap.MAP_PRIVATE, mmap.PROT_READ | mmap.PROT_WRITE
-            )
+            pages = mmap.mmap(file.fileno(), 0, mmap.MAP_PRIVATE, mmap.PROT_READ | mmap.PROT_WRITE)
     except OSError as error:
         raise PackedFileError(f"{path} cannot be read ({error})") from error
-    magic, header_at, header_bytes, checksum = _START.unpack_from(pages)
-    if magic != _MAGIC:
-        raise PackedFileError(f"{path} is no file of packed weights of this version")
-    if header_at + header_bytes != size:
-        raise PackedFileError(f"{path} has {size} bytes and should have {header_at + header_bytes}")
-    header = pages[header_at:]
-    if zlib.crc32(header) != checksum:
-        raise PackedFileError(f"{path} has a damaged header")
-    described = json.loads(header)
+    except ValueError as error:
+        raise PackedFileError(f"{path} {error}") from error
     if described["key"] != path.stem:
         raise PackedFileError(
             f"{path} was packed from other weights: its key is {described['key']!r}, wanted "

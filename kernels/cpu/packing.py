@@ -167,13 +167,13 @@ class NativePacking:
     def num_bytes_to_save(self) -> int:
         return sum(weight.num_bytes for weight in self._packed.values()) if self._num_new else 0
 
-    def save(self, file: Path) -> Callable[[], None]:
+    def save(self, file: Path, made_of: Iterable[str] = ()) -> Callable[[], None]:
         if self._refusal is not None:
             raise self._refusal
         num_bytes = 2 * self.num_bytes_to_save() + _ROOM_BYTES
         writer, self._writer = self._writer or PackedFileWriter(file.parent, num_bytes), None
         packed, self._found, self._packed = self._packed, {}, {}  # the model keeps what it uses
-        return writer.finish(file, packed)
+        return writer.finish(file, packed, made_of)
 
     def num_mapped_bytes(self) -> int:
         return self._num_mapped_bytes

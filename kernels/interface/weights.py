@@ -5,7 +5,7 @@ file -> QuantisedTensor or torch.Tensor, part by part -> WeightPacking.pack -> L
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal, Protocol
@@ -230,11 +230,11 @@ class WeightPacking(Protocol):
     def num_bytes_to_save(self) -> int:
         """All that is quantised; 0 if none of it is new to the file that was opened."""
 
-    def save(self, file: Path) -> Callable[[], None]:
+    def save(self, file: Path, made_of: Iterable[str] = ()) -> Callable[[], None]:
         """Let all that is quantised become `file`. The last call for this model.
 
         Returns what waits for the disk, for a thread: `file` gets its name when all is written.
-        Both raise OSError: it cannot be."""
+        Both raise OSError: it cannot be. `made_of`: paths of the model's files."""
 
     def num_mapped_bytes(self) -> int:
         """Of the weights packed so far, those in pages of a file: the system may drop them."""

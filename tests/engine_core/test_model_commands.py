@@ -11,6 +11,7 @@ from engine_core import cli
 from engine_core.model_commands import Shown
 from engine_core.model_files import download, stored
 from engine_core.model_files.file_url import FileUrl
+from kernels.cpu.packed_file import PackedFileWriter
 from protocol.running_daemons import RunningDaemon, listed
 
 
@@ -52,7 +53,7 @@ def names(run):
 
 @pytest.mark.slow
 def test_what_is_pulled_is_listed_and_can_be_removed(run):
-    assert run("list")[1].split() == ["NAME", "BYTES", "FORMAT", "LAST", "USED"]
+    assert run("list")[1].split() == ["NAME", "BYTES", "PACKED", "FORMAT", "LAST", "USED"]
     code, out, err = run("pull", "tiny")
     assert code == 0
     assert out.endswith("tiny.gguf (0 MB)\n")
@@ -112,6 +113,17 @@ def test_a_model_is_not_removed_while_a_daemon_uses_its_files(run, file):
         assert "in use by the daemon with pid 4711" in err
     assert names(run) == ["tiny"]
     assert run("rm", "tiny")[0] == 0
+
+
+def test_its_packed_weights_are_listed_and_go_with_it(run, file):
+    folder = download.cache_folder() / "weights"
+    for name, source in (("mine", file), ("other", file.with_name("other.gguf"))):
+        PackedFileWriter(folder, 100).finish(folder / f"{name}.weights", {}, [str(source)])()
+    (folder / "old.weights").write_bytes(b"of another version")
+    packed_bytes = (folder / "mine.weights").stat().st_size
+    assert run("list")[1].splitlines()[1].split()[:3] == ["tiny", "17", str(packed_bytes)]
+    assert run("rm", "tiny")[0] == 0
+    assert {each.name for each in folder.iterdir()} == {"other.weights", "old.weights"}
 
 
 def test_a_model_of_the_hub_is_listed_with_its_format_and_removed_whole(run, machine):

@@ -1,6 +1,6 @@
 """Weights of dense layers on a GPU: in the model's dtype, or quantised, in parts side by side."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import groupby
@@ -295,7 +295,7 @@ class TritonPacking:
     def num_bytes_to_save(self) -> int:
         return 0
 
-    def save(self, file: Path) -> Callable[[], None]:
+    def save(self, file: Path, made_of: Iterable[str] = ()) -> Callable[[], None]:
         raise OSError(f"{file}: a GPU's weights are not kept packed on disk")
 
     def num_mapped_bytes(self) -> int:

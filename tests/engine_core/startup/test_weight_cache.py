@@ -29,7 +29,7 @@ class FakePacking:
         if most_bytes < self.num_bytes:
             raise OSError("full")
 
-    def save(self, file):
+    def save(self, file, made_of):
         assert self.is_new
         return lambda: file.write_text("good".ljust(self.num_bytes, "."))
 
@@ -40,7 +40,7 @@ def open_(cache, packing, file):
 
 
 def save(cache, packing, file):
-    if (thread := cache.save(packing, file)) is not None:
+    if (thread := cache.save(packing, file, [])) is not None:
         thread.join()
 
 
