@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
-from kernels.cpu.packed_header import SUFFIX
+from kernels.cpu.packed_header import SUFFIX, remove_abandoned
 from kernels.interface.weights import PackedFileError, WeightPacking
 from protocol.private_files import foreign_owner
 
@@ -20,8 +20,6 @@ DEFAULT_LIMIT_BYTES = 8 << 30
 _RULES = 2
 """Counts how a model's tensors become layers' weights: goes up when other numbers come out."""
 _NOT_KEPT = "the packed weights cannot be kept for the next start: %s"
-_ABANDONED_S = 3600.0
-"""Since the last change of a file without our suffix: its writer has died."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -128,11 +126,7 @@ class PackedWeightCache:
     def _make_room(self, num_bytes: int, *, but: Path) -> None:
         """Remove files until `num_bytes` more fit, the least recently used first."""
         self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        for file in self.folder.iterdir():
-            is_ours = file.suffix == SUFFIX
-            with contextlib.suppress(FileNotFoundError):  # another rank's, which has its name now
-                if not is_ours and time.time() - file.stat().st_mtime > _ABANDONED_S:
-                    file.unlink(missing_ok=True)
+        remove_abandoned(self.folder)
         kept = [file for file in self.folder.glob(f"*{SUFFIX}") if file != but]
         used = {file: file.stat() for file in kept}
         total_bytes = sum(status.st_size for status in used.values())

@@ -1,5 +1,6 @@
 """A file of packed weights: the memory that they are packed into, and mapped by later starts."""
 
+import fcntl
 import json
 import mmap
 import os
@@ -45,6 +46,7 @@ class PackedFileWriter:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         self._file = tempfile.NamedTemporaryFile(dir=folder, prefix="packing-", delete=False)  # noqa: SIM115
         self.discard = weakref.finalize(self, _remove, self._file)
+        fcntl.flock(self._file, fcntl.LOCK_EX)  # until this process ends: `remove_abandoned`
         self._used = self._taken = START.size
         self._file.truncate(START.size + most_bytes)  # takes nothing of the disk yet
         self._pages = mmap.mmap(self._file.fileno(), START.size + most_bytes)

@@ -1,6 +1,7 @@
 """What a file of packed weights says of itself. Loads no torch."""
 
 import contextlib
+import fcntl
 import json
 import os
 import struct
@@ -35,6 +36,16 @@ def read_header(file: BinaryIO) -> tuple[dict[str, Any], int]:
         raise ValueError("has a damaged header")
     described: dict[str, Any] = json.loads(header)
     return described, header_at
+
+
+def remove_abandoned(folder: Path) -> None:
+    """Remove what a process was packing into `folder` that died."""
+    for path in folder.iterdir():
+        with contextlib.suppress(OSError):  # it is being written, or others remove it
+            if path.suffix != SUFFIX:
+                with path.open("r+b") as file:
+                    fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                    path.unlink()
 
 
 def origins(folder: Path) -> dict[Path, list[str]]:
