@@ -7,9 +7,9 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from datetime import datetime
-from typing import TYPE_CHECKING, Annotated, Any, ParamSpec
+from typing import TYPE_CHECKING, Annotated, Any, ParamSpec, cast
 
 from cyclopts import Parameter
 
@@ -17,6 +17,9 @@ from engine_core.errors import StartupError
 
 if TYPE_CHECKING:
     from tqdm import tqdm
+
+    from engine_core.model_files import ModelFiles
+    from kernels.interface.weights import WeightPart
 
 P = ParamSpec("P")
 
@@ -49,7 +52,7 @@ def _with_one_error(command: Callable[P, None]) -> Callable[P, None]:
 
 @_with_one_error
 def pull(name: _Name, /, *, json: _Json = False) -> None:
-    """Fetch a model, so that a daemon need not."""
+    """Fetch a model and pack its quantised weights for this CPU, so that a daemon need not."""
     from engine_core.model_files.open import locate_model
     from engine_core.model_files.stored import size_bytes
 
@@ -58,9 +61,71 @@ def pull(name: _Name, /, *, json: _Json = False) -> None:
         path = locate_model(name, option="NAME", report=shown.text, progress=shown.bytes).path
     finally:
         shown.close()
+    _pack_ahead(name, prints_json=json)
     num_bytes = size_bytes(path)
     done = {"status": "success", "path": str(path), "bytes": num_bytes}
     _print(json_format.dumps(done) if json else f"{path} ({num_bytes / 1e6:,.0f} MB)")
+
+
+def _pack_ahead(name: str, *, prints_json: bool) -> None:
+    """Pack the quantised weights of a model that is here as a daemon without options would, unless
+    some are kept; if they cannot be packed, its start says why."""
+    from engine_core.model_files import ModelFilesError, open_model_files
+    from engine_core.model_files.download import cache_folder
+    from kernels.cpu.packed_header import origins
+
+    try:
+        files = open_model_files(name, finds_mmproj=True, report=lambda _line: None)
+    except ModelFilesError:
+        return
+    is_kept = "mxfp4" in files.quantised_types or not files.path.is_dir()
+    if not files.quantised_types or not is_kept:
+        return
+    sources = {str(file.resolve()) for file in files.weight_files}
+    if any(sources == set(its) for its in origins(cache_folder() / "weights").values()):
+        return
+    from engine_core.options.engine import EngineOptions  # torch, from here on
+    from engine_core.startup.device import choose_device
+    from engine_core.startup.model import load_any_model
+    from engine_core.startup.pooled_files import pooled_files
+    from kernels.cpu.library import NativeLibraryUnavailable, load_library
+
+    options = EngineOptions(model=name)
+    shown = Shown(f"{name}, packed", prints_json=prints_json)
+    try:
+        counted = _CountedFiles(files, shown.bytes)
+        pooled = pooled_files(cast("ModelFiles", counted), options.pooling)
+        device, _ = choose_device(options, pooled)
+        if device.type == "cpu":
+            load_library(report=shown.text)
+            load_any_model(options, pooled, device)  # the process ends when they are on the disk
+    except (StartupError, NativeLibraryUnavailable):
+        return
+    finally:
+        shown.close()
+
+
+class _CountedFiles:
+    """`ModelFiles` that tell how many bytes of all were read."""
+
+    def __init__(self, files: "ModelFiles", progress: Callable[[int, int], None]) -> None:
+        self._files = files
+        self._progress = progress
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._files, name)
+
+    def tensors(self, *, keeps_blocks: bool = False) -> "Iterator[tuple[str, WeightPart]]":
+        done = told = 0
+        total = sum(file.stat().st_size for file in self._files.weight_files)
+        for name, part in self._files.tensors(keeps_blocks=keeps_blocks):
+            yield name, part
+            arrays = getattr(part, "arrays", {"": part}).values()
+            done = min(total, done + sum(array.numel() * array.itemsize for array in arrays))
+            if (done - told) * 100 >= total:
+                told = done
+                self._progress(done, total)
+        self._progress(total, total)
 
 
 @_with_one_error

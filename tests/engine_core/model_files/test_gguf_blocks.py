@@ -1,5 +1,8 @@
 """Blocks of a GGUF file as they are: the same numbers as dequantised, run by the native kernels."""
 
+import json
+import threading
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -8,9 +11,13 @@ import torch
 from gguf import GGMLQuantizationType
 from gguf.quants import quantize
 
+from engine_core.model_commands import pull
 from engine_core.model_files import open_model_files
 from engine_core.models.errors import ModelWeightsError
 from engine_core.models.loading import load_model
+from engine_core.options.engine import EngineOptions
+from engine_core.startup.before_torch import open_model
+from engine_core.startup.model import load_any_model
 from kernels.cpu.operations import CpuOperations
 from kernels.interface.weights import QuantisedTensor
 from kernels.torch.operations import TorchOperations
@@ -163,3 +170,27 @@ def test_weights_that_cannot_be_quantised_are_refused_by_name(write_gguf, native
     ops = CpuOperations(native_library_or_skip(), linear_weights="int8")
     with pytest.raises(ModelWeightsError, match=r"layers\.1\.mlp.*values that are not finite"):
         load_model(files.config, files.tensors(), dtype=torch.float32, ops=ops)
+
+
+def test_pull_packs_what_a_start_maps(write_gguf, tmp_path, monkeypatch, capsys) -> None:
+    folder = tmp_path / "cache" / "weights"
+    monkeypatch.setenv("ENGINE_CORE_CACHE", str(folder.parent))
+
+    def kept() -> tuple[str, int]:
+        for thread in threading.enumerate():
+            if thread.name == "weight-cache":
+                thread.join()
+        (file,) = folder.iterdir()
+        return file.name, file.stat().st_ino
+
+    path = str(write_gguf(KEYS, tensors()))
+    pull(path, json=True)
+    *statuses, done = map(json.loads, capsys.readouterr().out.splitlines())
+    assert done["status"] == "success"
+    assert statuses[-1]["completed"] == statuses[-1]["total"] == Path(path).stat().st_size
+    packed, options = kept(), EngineOptions(model=path)
+    loaded = load_any_model(options, open_model(options).files, torch.device("cpu"))
+    assert loaded.mapped_bytes > 0
+    assert kept() == packed
+    pull(path, json=True)
+    assert len(capsys.readouterr().out.splitlines()) == 1  # nothing is left to do
