@@ -11,7 +11,7 @@ from typing import Any, BinaryIO
 
 SUFFIX = ".weights"
 START = struct.Struct("<16sQQI28x")
-_MAGIC = b"ec-packed-lin-04"  # the layouts of src/linear.h are part of the version
+_MAGIC = b"ec-packed-lin-06"  # the layouts of src/linear.h are part of the version
 
 
 def write_start(header: bytes, header_at: int) -> bytes:

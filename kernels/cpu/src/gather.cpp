@@ -13,16 +13,20 @@ namespace {
 
 constexpr int64_t line = panel_outputs * 4;  // bytes from four inputs of a panel to the next four
 
-// Codes of 16 inputs a half, `lane` the output within its panel.
-void read_bytes(const uint8_t* codes, int64_t lane, uint8_t (&group)[32]) {
-    for (int64_t i = 0; i < 32; ++i) group[i] = codes[i / 4 * line + lane * 4 + i % 4];
-}
-
-void read_nibbles(const uint8_t* codes, int64_t lane, uint8_t (&group)[32]) {
-    for (int64_t i = 0; i < 16; ++i) {
-        const uint8_t both = codes[i / 4 * line + lane * 4 + i % 4];
-        group[i] = both & 15;
-        group[16 + i] = both >> 4;
+// Codes of a group whose bytes are at `from`, `lane` the output within its panel.
+void read_codes(const Record& r, const uint8_t* from, int64_t lane, uint8_t (&group)[32]) {
+    for (int i = 0; i < 32; ++i) {
+        const int half = i / 16, j = i % 16 / 4;
+        const auto byte = [&](int64_t dword) -> uint32_t {
+            return from[dword * line + lane * 4 + i % 4];
+        };
+        const auto two = [&](int k) { return byte(3 * half + k) >> 6 << (2 * k); };
+        uint32_t code = r.bits == 8                ? byte(i / 4)
+                        : r.bits == 4              ? byte(j) >> (4 * half) & 15
+                        : j < 3                    ? byte(3 * half + j) & 63
+                                                   : two(0) | two(1) | two(2);
+        if (r.plane) code |= (byte(4) >> (2 * j + half) & 1) << 4;
+        group[i] = static_cast<uint8_t>(code);
     }
 }
 
@@ -34,12 +38,7 @@ void read_group(const LinearWeight& w, const uint8_t* panel, int64_t lane, float
     const uint8_t* record = panel + g / r.groups * r.bytes;
     const int64_t group = g % r.groups;
     uint8_t codes[32];
-    const auto read_codes = r.bytes_of_codes ? read_bytes : read_nibbles;
-    read_codes(record + r.codes_at + group * r.group_bytes, lane, codes);
-    if (r.fifth_bits) {
-        const uint8_t* plane = record + r.codes_at + group * r.group_bytes + 4 * line + lane * 4;
-        for (int i = 0; i < 32; ++i) codes[i] |= (plane[i % 4] >> (i % 16 / 4 * 2 + i / 16) & 1) << 4;
-    }
+    read_codes(r, record + r.codes_at + group * r.group_bytes, lane, codes);
     if (r.looks_up)
         for (uint8_t& code : codes) code = e2m1_codes[code];
     float low = r.row_scale ? row_scale

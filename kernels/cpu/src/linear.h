@@ -11,14 +11,16 @@
 //   q4_minimum [P][G] records: 32 scales f16, 32 minima f16, then nibbles
 //   q4_k       [P][E / 256] records: 32 d f16, 32 dmin f16, scales [8][32] u8, minima [8][32] u8,
 //              then 8 groups of nibbles
-//   q6_k       [P][E / 256] records: 32 d f16, scales [16][32] s8, then codes [64][32][4],
+//   q6_k       [P][E / 256] records: 32 d f16, scales [16][32] s8, then 8 groups of codes of 6 bits,
 //              code = weight + 32
 //   q5_k       as q4_k, behind the nibbles of each group a plane of fifth bits
 //   mxfp4      [P][G] records: 32 scales e8m0, then nibbles, each the place of a code in `e2m1_codes`
 //
 // Four inputs that follow one another lie in one dword, as the dot products of the vector units
 // take them. Nibbles of a group are [4][32][4] bytes: byte j holds inputs 4j... in its low half,
-// 16 + 4j... in its high half. A plane is [32][4] bytes: bit 2j is of inputs 4j..., 2j + 1 of 16 + 4j...
+// 16 + 4j... in its high half. A plane of single bits is [32][4] bytes: bit 2j is of inputs 4j...,
+// 2j + 1 of 16 + 4j... Codes of 6 bits are [2][3][32][4] bytes: of a half of the inputs, three bytes hold
+// three codes, and in their two highest bits the fourth, its lowest bits first.
 //
 // A weight is scale * (code - zero) (+ minimum). Activations are quantised to signed bytes, with a
 // scale a group of 32 (one a row costs SmolLM2 4 % of perplexity); dots of bytes are exact integers,
@@ -78,31 +80,34 @@ struct Record {
     bool row_scale;  // none in the record
     bool minimum;
     bool superblock;
-    bool to_255;          // codes do; others stay below 64
-    bool bytes_of_codes;  // else nibbles
-    bool fifth_bits;      // behind these
+    bool halves;  // of a group have a scale each
+    bool to_255;  // codes do; others stay below 64
+    int bits;     // of a code: 8, 6 or 4
+    bool plane;   // of fifth bits, behind these
     bool looks_up;        // codes are in a table, scales powers of 2
     int32_t zero;         // what codes subtract; 0 where the minimum says it
     int groups;
-    int64_t bytes_at, codes_at, group_bytes, bytes;
+    int64_t bytes_at, codes_at, plane_at, group_bytes, bytes;
 };
 
 constexpr Record record_of(LinearKind kind) {
     Record r{};
     r.row_scale = kind == LinearKind::i8_row;
-    r.fifth_bits = kind == LinearKind::q5_k;
-    r.minimum = kind == LinearKind::q4_minimum || kind == LinearKind::q4_k || r.fifth_bits;
-    r.superblock = kind == LinearKind::q4_k || kind == LinearKind::q6_k || r.fifth_bits;
+    r.plane = kind == LinearKind::q5_k;
+    r.minimum =
+        kind == LinearKind::q4_minimum || kind == LinearKind::q4_k || r.plane;
+    r.halves = kind == LinearKind::q6_k;
+    r.superblock = kind == LinearKind::q4_k || r.plane || r.halves;
     r.to_255 = r.row_scale || kind == LinearKind::q8_group;
-    r.bytes_of_codes = r.to_255 || kind == LinearKind::q6_k;
+    r.bits = r.to_255 ? 8 : r.halves ? 6 : 4;
     r.looks_up = kind == LinearKind::mxfp4;
     r.zero = r.minimum ? 0 : r.to_255 ? 128 : r.superblock ? 32 : r.looks_up ? e2m1_zero : 8;
     r.groups = r.superblock ? superblock_inputs / group_inputs : 1;
     r.bytes_at = 2 * panel_outputs * (r.row_scale ? 0 : r.minimum ? 2 : 1);
     if (r.looks_up) r.bytes_at = panel_outputs;
     r.codes_at = r.bytes_at + (r.superblock ? r.groups * 2 * panel_outputs : 0);
-    r.group_bytes = panel_outputs * group_inputs / (r.bytes_of_codes ? 1 : 2);
-    if (r.fifth_bits) r.group_bytes += panel_outputs * group_inputs / 8;
+    r.plane_at = panel_outputs * group_inputs / 8 * r.bits;
+    r.group_bytes = r.plane_at + (r.plane ? panel_outputs * group_inputs / 8 : 0);
     r.bytes = r.codes_at + r.groups * r.group_bytes;
     return r;
 }

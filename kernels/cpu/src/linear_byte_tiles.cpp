@@ -44,10 +44,10 @@ void unpack(const uint8_t* records, int64_t num_groups, Chunk& chunk) {
         const int64_t g = i % R.groups;
         const uint8_t* from = record + R.codes_at + g * R.group_bytes;
         auto* to = reinterpret_cast<__m512i*>(chunk.codes[i]);
-        constexpr int vectors = R.bytes_of_codes ? 16 : 8;
+        constexpr int vectors = 2 * R.bits;
         for (int j = 0; j < vectors; ++j) {
             const __m512i both = _mm512_loadu_si512(from + 64 * j);
-            if constexpr (R.fifth_bits) {
+            if constexpr (R.plane) {
                 const __m512i fifth = _mm512_set1_epi8(16);
                 const __m512i plane = _mm512_srli_epi32(
                     _mm512_loadu_si512(from + 64 * (8 + j % 2)), static_cast<unsigned>(j / 2 * 2));
@@ -56,7 +56,7 @@ void unpack(const uint8_t* records, int64_t num_groups, Chunk& chunk) {
                 to[j + 8] =
                     _mm512_or_si512(nibbles(_mm512_srli_epi16(both, 4)),
                                     _mm512_and_si512(_mm512_slli_epi32(plane, 3), fifth));
-            } else if constexpr (R.bytes_of_codes) {
+            } else if constexpr (R.bits == 8) {
                 to[j] = _mm512_sub_epi8(both, zero);
             } else {
                 to[j] = nibbles(both);

@@ -138,18 +138,39 @@ constexpr int64_t dwords = panel_outputs * 4;  // bytes from four inputs of a pa
 template <LinearKind KIND>
 constexpr Record record = record_of(KIND);
 
-// acc += four dwords of inputs (16) times their weights, one byte a code.
+// Codes of inputs 4j... of a half of a group, from the outputs at `codes` on.
+template <LinearKind KIND>
+EC_INLINE vi load_codes(const uint8_t* codes, int half, int j) {
+    constexpr Record R = record_of(KIND);
+    if constexpr (R.bits == 8) return load_ints(codes + (4 * half + j) * dwords);
+    if constexpr (R.bits == 6) {
+        const auto three = [&](int i) { return load_ints(codes + (3 * half + i) * dwords); };
+        if (j < 3) return three(j) & 0x3f3f3f3f;
+        const vi high = (three(0) >> 6 & 0x03030303) | (three(1) >> 4 & 0x0c0c0c0c);
+        return high | (three(2) >> 2 & 0x30303030);
+    }
+    const vi both = load_ints(codes + j * dwords);
+    vi code = half == 0 ? low_nibbles(both) : high_nibbles(both);
+    if constexpr (R.looks_up) code = looked_up(code);
+    if constexpr (R.plane) {
+        const vi plane = load_ints(codes + R.plane_at) >> (2 * j);
+        code |= (half == 0 ? plane << 4 : plane << 3) & 0x10101010;
+    }
+    return code;
+}
+
+// acc += four dwords of inputs (16) times their weights.
 template <LinearKind KIND, int ROWS, int V>
-EC_INLINE void dot_half(const uint8_t* codes, const ActivationGroup* x, int64_t stride,
-                        int64_t input, vi (&acc)[ROWS][V]) {
+EC_INLINE void dot_half(const uint8_t* codes, const ActivationGroup* x, int64_t stride, int half,
+                        vi (&acc)[ROWS][V]) {
 #if EC_PAIRS
 #pragma GCC unroll 4
 #endif
     for (int j = 0; j < 4; ++j) {
         vi w[V];
-        for (int v = 0; v < V; ++v) w[v] = load_ints(codes + j * dwords + v * W * 4);
+        for (int v = 0; v < V; ++v) w[v] = load_codes<KIND>(codes + v * W * 4, half, j);
         for (int r = 0; r < ROWS; ++r) {
-            const vi four = broadcast_four(x[r * stride].codes + input + 4 * j);
+            const vi four = broadcast_four(x[r * stride].codes + 16 * half + 4 * j);
             for (int v = 0; v < V; ++v) {
                 acc[r][v] = record<KIND>.to_255 ? dot_wide(acc[r][v], w[v], four)
                                                  : dot(acc[r][v], w[v], four);
@@ -171,7 +192,7 @@ EC_INLINE void dot_group(const uint8_t* codes, const ActivationGroup* x, int64_t
                             : same_int(x[r * stride].start);
     if constexpr (record<KIND>.to_255) {
         dot_half<KIND, ROWS, V>(codes, x, stride, 0, acc);
-        dot_half<KIND, ROWS, V>(codes + 4 * dwords, x, stride, 16, acc);
+        dot_half<KIND, ROWS, V>(codes, x, stride, 1, acc);
     } else {
 #if EC_PAIRS
         vi part[ROWS][V];
@@ -187,7 +208,7 @@ EC_INLINE void dot_group(const uint8_t* codes, const ActivationGroup* x, int64_t
             vi low[V];
             vi high[V];
 #if EC_PAIRS
-            if (record<KIND>.fifth_bits && j == 2)  // 16 bits hold so many codes below 32
+            if (record<KIND>.plane && j == 2)  // 16 bits hold so many codes below 32
                 for (int r = 0; r < ROWS; ++r)
                     for (int v = 0; v < V; ++v) {
                         acc[r][v] = add_pairs(acc[r][v], part[r][v]);
@@ -195,18 +216,8 @@ EC_INLINE void dot_group(const uint8_t* codes, const ActivationGroup* x, int64_t
                     }
 #endif
             for (int v = 0; v < V; ++v) {
-                const vi both = load_ints(codes + j * dwords + v * W * 4);
-                low[v] = low_nibbles(both);
-                high[v] = high_nibbles(both);
-                if constexpr (record<KIND>.looks_up) {
-                    low[v] = looked_up(low[v]);
-                    high[v] = looked_up(high[v]);
-                }
-                if constexpr (record<KIND>.fifth_bits) {
-                    const vi plane = load_ints(codes + 4 * dwords + v * W * 4) >> (2 * j);
-                    low[v] |= (plane << 4) & 0x10101010;
-                    high[v] |= (plane << 3) & 0x10101010;
-                }
+                low[v] = load_codes<KIND>(codes + v * W * 4, 0, j);
+                high[v] = load_codes<KIND>(codes + v * W * 4, 1, j);
             }
             for (int r = 0; r < ROWS; ++r) {
                 const vi first = broadcast_four(x[r * stride].codes + 4 * j);
@@ -229,11 +240,11 @@ EC_INLINE void dot_group(const uint8_t* codes, const ActivationGroup* x, int64_t
     }
 }
 
-// The same for q6_k, whose halves of a group have scales of their own: sums of code times scale.
-template <int ROWS, int V>
+// The same where halves of a group have scales of their own: sums of code times scale.
+template <LinearKind KIND, int ROWS, int V>
 EC_INLINE void dot_halves(const uint8_t* codes, const uint8_t* scales, const ActivationGroup* x,
                           int64_t stride, vi (&acc)[ROWS][V]) {
-    for (int half = 0; half < 2; ++half, codes += 4 * dwords, scales += panel_outputs) {
+    for (int half = 0; half < 2; ++half, scales += panel_outputs) {
         vi part[ROWS][V];
 #if EC_PAIRS  // 16-bit sums may wrap, but end as those of eight weights: 8 * 32 * 127 at most
         for (int r = 0; r < ROWS; ++r)
@@ -241,10 +252,11 @@ EC_INLINE void dot_halves(const uint8_t* codes, const uint8_t* scales, const Act
                 part[r][v] = broadcast_four(x[r * stride].start_pairs[half]);
 #pragma GCC unroll 4
         for (int j = 0; j < 4; ++j) {
+            vi w[V];
+            for (int v = 0; v < V; ++v) w[v] = load_codes<KIND>(codes + v * W * 4, half, j);
             for (int r = 0; r < ROWS; ++r) {
                 const vi four = broadcast_four(x[r * stride].codes + 16 * half + 4 * j);
-                for (int v = 0; v < V; ++v)
-                    part[r][v] = dot_16(part[r][v], load_ints(codes + j * dwords + v * W * 4), four);
+                for (int v = 0; v < V; ++v) part[r][v] = dot_16(part[r][v], w[v], four);
             }
         }
 #else
@@ -253,7 +265,7 @@ EC_INLINE void dot_halves(const uint8_t* codes, const uint8_t* scales, const Act
             for (int v = 0; v < V; ++v)
                 part[r][v] = same_int(half == 0 ? own.start_low : own.start_high);
         }
-        dot_half<LinearKind::q6_k, ROWS, V>(codes, x, stride, 16 * half, part);
+        dot_half<KIND, ROWS, V>(codes, x, stride, half, part);
 #endif
         for (int v = 0; v < V; ++v) {
             const vi scale = load_bytes<true>(scales + v * W);
@@ -307,8 +319,8 @@ __attribute__((noinline)) void grouped_tile(const uint8_t* records, int64_t num_
             const uint8_t* bytes = records + R.bytes_at;
             for (int at = 0; at < panel_vectors; at += V) {
                 vi dots[ROWS][V];
-                if constexpr (KIND == LinearKind::q6_k) {
-                    dot_halves<ROWS, V>(codes + at * W * 4, bytes + 2 * g * panel_outputs + at * W,
+                if constexpr (R.halves) {
+                    dot_halves<KIND, ROWS, V>(codes + at * W * 4, bytes + 2 * g * panel_outputs + at * W,
                                         group, stride, dots);
                 } else {
                     dot_group<KIND, ROWS, V>(codes + at * W * 4, group, stride, dots);

@@ -95,13 +95,20 @@ void q5_k(const uint8_t* block, uint8_t* fields) {
 void q6_k(const uint8_t* block, uint8_t* fields) {
     std::memcpy(fields, block + 208, 2);
     std::memcpy(fields + 2, block + 192, 16);
+    fields += 18;
     for (int g = 0; g < 8; ++g) {
         const uint8_t* low = block + g / 4 * 64 + g % 2 * 32;
         const uint8_t* high = block + 128 + g / 4 * 32;
-        for (int i = 0; i < 32; i += 8) {
+        const auto codes = [&](int i) {
             const uint64_t nibbles = word(low + i) >> (g % 4 / 2 * 4) & each_byte(15);
-            const uint64_t pairs = word(high + i) >> (g % 4 * 2) & each_byte(3);
-            store(nibbles | pairs << 4, fields + 18 + 32 * g + i);
+            return nibbles | (word(high + i) >> (g % 4 * 2) & each_byte(3)) << 4;
+        };
+        for (int i = 0; i < 32; i += 16, fields += 12) {
+            const uint64_t first = codes(i), last = codes(i + 8);
+            const uint64_t fourth = last >> 32, pair = each_byte<uint32_t>(3);
+            const uint64_t pairs = (fourth & pair) | (fourth >> 2 & pair) << 32;
+            store(first | pairs << 6, fields);
+            store(static_cast<uint32_t>(last | (fourth >> 4 & pair) << 6), fields + 8);
         }
     }
 }
@@ -176,7 +183,7 @@ const char* pack_blocks(const Rows& rows, const LinearWeight& w, int64_t first, 
     const RowType row_type = row_types[rows.type];
     const int64_t panel_bytes = w.blob_bytes / num_panels(w);
     each_panel(first, rows.num_rows, [&](int64_t panel, int64_t lane, int64_t i, int64_t lanes) {
-        constexpr int64_t stride = 288;  // the largest is Q6_K's, 274
+        constexpr int64_t stride = 288;  // the largest is Q6_K's, 210
         uint8_t fields[panel_outputs * stride];
         uint8_t* record = panels + panel * panel_bytes;
         for (int64_t input = 0; input < w.num_inputs; input += row_type.inputs) {
