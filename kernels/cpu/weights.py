@@ -13,6 +13,7 @@ from enum import IntEnum
 import torch
 
 from kernels.cpu.library import INT64, POINTER, NativeLibrary, check, members
+from kernels.cpu.table_blocks import TABLE_TYPES, table_rows
 from kernels.interface.weights import QuantisedTensor, WeightPart
 
 PANEL_OUTPUTS = 32
@@ -22,6 +23,8 @@ _FLOAT_ROWS = {torch.float32: 0, torch.float16: 1, torch.bfloat16: 2}
 _BLOCK_ROWS = {"Q4_0": 3, "Q4_1": 4, "Q5_0": 5, "Q8_0": 6, "Q4_K": 7, "Q5_K": 8, "Q6_K": 9}
 _BLOCK_ROWS["MXFP4"] = 10
 _CODES = 11
+_PACKED_ROWS = {"Q5_1": 12, "IQ4_NL": 13, "IQ4_XS": 14, "Q3_K": 15, "Q2_K": 16}
+_TABLE_ROWS = 17
 """Types of rows by the numbers of `row_types` in src/pack_rows.h."""
 
 
@@ -38,6 +41,12 @@ class LinearKind(IntEnum):
     BF16 = 7
     MXFP4 = 8
     Q5_K = 9
+    Q5_MINIMUM = 10
+    IQ4_GROUP = 11
+    IQ4_K = 12
+    Q3_K = 13
+    Q2_K = 14
+    TABLE_K = 15
 
 
 GGUF_KINDS = {
@@ -48,6 +57,12 @@ GGUF_KINDS = {
     "Q5_K": LinearKind.Q5_K,
     "Q6_K": LinearKind.Q6_K,
     "MXFP4": LinearKind.MXFP4,
+    "Q5_1": LinearKind.Q5_MINIMUM,
+    "IQ4_NL": LinearKind.IQ4_GROUP,
+    "IQ4_XS": LinearKind.IQ4_K,
+    "Q3_K": LinearKind.Q3_K,
+    "Q2_K": LinearKind.Q2_K,
+    **dict.fromkeys(TABLE_TYPES, LinearKind.TABLE_K),
 }
 """The GGUF types that have a layout of their own, by name."""
 
@@ -112,13 +127,19 @@ def pack_parts(
     *,
     reserve: Callable[[int], torch.Tensor] | None = None,
 ) -> PackedLinear:
-    """A weight of parts [n, E] side by side: in F32 or BF16 of any, else of blocks of its kind.
+    """A weight of parts [n, E] side by side: in F32 or BF16 of any, else of blocks of its kind, in
+    TABLE_K all of one type.
     Raises ValueError: blocks of another kind, or inputs that are not whole blocks."""
     num_outputs, num_inputs = sum(part.shape[0] for part in parts), parts[0].shape[1]
     weight = _empty_weight(library, kind, num_outputs, num_inputs, bias_N, reserve=reserve)
     first = 0
     for part in parts:
-        rows, row_type, order = _rows_of(part)
+        if kind is LinearKind.TABLE_K and isinstance(part, QuantisedTensor):
+            for rows in table_rows(part):
+                _fill(library, weight, first, rows, _TABLE_ROWS)
+                first += len(rows)
+            continue
+        rows, row_type, order = _rows_of(part, kind)
         _fill(library, weight, first, rows, row_type, order)
         first += part.shape[0]
     return weight
@@ -162,13 +183,16 @@ def _fill(
     check(pack(*source, first, weight.address))
 
 
-def _rows_of(part: WeightPart) -> tuple[torch.Tensor, int, torch.Tensor | None]:
+def _rows_of(part: WeightPart, kind: LinearKind) -> tuple[torch.Tensor, int, torch.Tensor | None]:
     """Contiguous rows, their type by the number in src/pack_rows.h, and their order."""
     if isinstance(part, QuantisedTensor):
-        if part.type_name in _BLOCK_ROWS:
+        types = _BLOCK_ROWS
+        if kind not in (LinearKind.F32, LinearKind.BF16):
+            types = types | _PACKED_ROWS
+        if part.type_name in types:
             order = part.row_order_N
             rows = part.arrays["blocks"].contiguous()
-            return rows, _BLOCK_ROWS[part.type_name], None if order is None else order.contiguous()
+            return rows, types[part.type_name], None if order is None else order.contiguous()
         part = part.dequantise()
     if part.dtype not in _FLOAT_ROWS:
         part = part.to(torch.float32)

@@ -10,7 +10,12 @@ from kernels.cpu.weights import GGUF_KINDS, PackedLinear, pack_parts
 from kernels.interface.weights import QuantisedTensor
 
 SCALES_AT = {"Q4_K": slice(0, 4), "Q5_K": slice(0, 4), "Q6_K": slice(208, 210)}
-"""The float16 of a block of types that the package does not write."""
+SCALES_AT |= {"Q3_K": slice(108, 110), "Q2_K": slice(80, 84), "TQ1_0": slice(52, 54)}
+SCALES_AT |= {"TQ2_0": slice(64, 66), "IQ1_M": slice(49, 56, 2)}
+SCALES_AT |= dict.fromkeys(
+    ("IQ4_NL", "IQ4_XS", "IQ1_S", "IQ2_XXS", "IQ2_XS", "IQ2_S", "IQ3_XXS", "IQ3_S"), slice(0, 2)
+)
+"""The float16 of a block of types that the package does not write. IQ1_M has one in quarters."""
 
 
 def random_blocks(type_name: str, num_rows: int, num_inputs: int) -> np.ndarray:
@@ -22,6 +27,10 @@ def random_blocks(type_name: str, num_rows: int, num_inputs: int) -> np.ndarray:
     elements, num_bytes = GGML_QUANT_SIZES[kind]
     blocks = generator.integers(0, 256, (num_rows, num_inputs // elements, num_bytes), np.uint8)
     scales = blocks[..., SCALES_AT[type_name]]
+    if type_name == "IQ1_M":  # the last quarter is sign and exponent: 2^-12 to 2^-9
+        scales[..., 3] &= 0x8F
+        scales[..., 3] |= 0x10
+        return blocks.reshape(num_rows, -1)
     size = (*scales.shape[:2], scales.shape[2] // 2)
     scales[:] = generator.uniform(-1e-3, 1e-3, size).astype(np.float16).view(np.uint8)
     return blocks.reshape(num_rows, -1)

@@ -37,7 +37,7 @@ public:
             round_row(x, num_inputs_, reinterpret_cast<uint32_t*>(to));
         } else {
             auto* groups = reinterpret_cast<ActivationGroup*>(to);
-            quantise_row(x, num_inputs_, record_of(kind_).zero, groups);
+            quantise_row(x, num_inputs_, record_of(kind_).sum_factor, groups);
         }
     }
 

@@ -21,11 +21,12 @@ void read_codes(const Record& r, const uint8_t* from, int64_t lane, uint8_t (&gr
             return from[dword * line + lane * 4 + i % 4];
         };
         const auto two = [&](int k) { return byte(3 * half + k) >> 6 << (2 * k); };
-        uint32_t code = r.bits == 8                ? byte(i / 4)
-                        : r.bits == 4              ? byte(j) >> (4 * half) & 15
-                        : j < 3                    ? byte(3 * half + j) & 63
-                                                   : two(0) | two(1) | two(2);
-        if (r.plane) code |= (byte(4) >> (2 * j + half) & 1) << 4;
+        uint32_t code = r.bits == 8   ? byte(i / 4)
+                        : r.bits == 4 ? byte(j) >> (4 * half) & 15
+                        : r.bits == 2 ? byte(half) >> (2 * j) & 3
+                        : j < 3       ? byte(3 * half + j) & 63
+                                      : two(0) | two(1) | two(2);
+        if (r.plane) code |= (byte(r.bits) >> (2 * j + half) & 1) << r.bits;
         group[i] = static_cast<uint8_t>(code);
     }
 }
@@ -39,25 +40,36 @@ void read_group(const LinearWeight& w, const uint8_t* panel, int64_t lane, float
     const int64_t group = g % r.groups;
     uint8_t codes[32];
     read_codes(r, record + r.codes_at + group * r.group_bytes, lane, codes);
-    if (r.looks_up)
-        for (uint8_t& code : codes) code = e2m1_codes[code];
-    float low = r.row_scale ? row_scale
-                : r.looks_up ? half_of_power(record[lane])
-                             : half_at(record + 2 * lane);
+    const uint8_t* tables[] = {nullptr, e2m1_codes, iq4_codes, record + r.table_at};
+    if (const uint8_t* table = tables[static_cast<int>(r.table)])
+        for (uint8_t& code : codes) code = table[code];
+    float low = r.row_scale                ? row_scale
+                : r.table == Table::e2m1   ? half_of_power(record[lane])
+                                           : half_at(record + 2 * lane);
+    if (r.table == Table::own) {
+        float factor;
+        std::memcpy(&factor, record + r.table_at + 16, 4);
+        low *= factor;
+    }
     float high = low;
-    float minimum = r.minimum ? half_at(record + 2 * (panel_outputs + lane)) : 0;
-    const uint8_t* factors = record + r.bytes_at + lane;
-    if (r.superblock && r.minimum) {
-        low = high = low * static_cast<float>(factors[group * panel_outputs]);
-        minimum *= -static_cast<float>(factors[(r.groups + group) * panel_outputs]);
+    float low_minimum = r.minimum ? half_at(record + 2 * (panel_outputs + lane)) : 0;
+    float high_minimum = low_minimum;
+    const uint8_t* factors = record + r.bytes_at + group * panel_outputs + lane;
+    const auto number = [](int byte) { return static_cast<float>(byte); };
+    if (r.halves) {
+        factors += group * panel_outputs;
+        const uint8_t first = factors[0], second = factors[panel_outputs];
+        low *= number(r.minimum ? first & 15 : static_cast<int8_t>(first));
+        high *= number(r.minimum ? second & 15 : static_cast<int8_t>(second));
+        low_minimum *= -number(first >> 4);
+        high_minimum *= -number(second >> 4);
     } else if (r.superblock) {
-        factors += 2 * group * panel_outputs;
-        low *= static_cast<float>(static_cast<int8_t>(factors[0]));
-        high *= static_cast<float>(static_cast<int8_t>(factors[panel_outputs]));
+        low = high = low * number(r.minimum ? factors[0] : static_cast<int8_t>(factors[0]));
+        if (r.minimum) high_minimum = low_minimum *= -number(factors[r.groups * panel_outputs]);
     }
     for (int i = 0; i < 32; ++i) {
         values[i] = (i < 16 ? low : high) * static_cast<float>(codes[i] - r.zero);
-        if (r.minimum) values[i] += minimum;
+        if (r.minimum) values[i] += i < 16 ? low_minimum : high_minimum;
     }
 }
 

@@ -16,7 +16,7 @@ int64_t expected_bytes(int32_t kind, int64_t num_outputs, int64_t num_inputs) {
     constexpr int64_t most = int64_t{1} << 28;  // their product, in bytes, is an int64_t
     if (num_outputs < 1 || num_inputs < 1 || num_outputs > most || num_inputs > most) return -1;
     const int64_t panels = (num_outputs + panel_outputs - 1) / panel_outputs;
-    if (kind < 0 || kind > static_cast<int32_t>(LinearKind::q5_k)) return -1;
+    if (kind < 0 || kind > static_cast<int32_t>(LinearKind::table_k)) return -1;
     const auto own = static_cast<LinearKind>(kind);
     if (own == LinearKind::f32) return panels * num_inputs * panel_outputs * 4;
     const int64_t groups = (num_inputs + group_inputs - 1) / group_inputs;
@@ -298,7 +298,7 @@ bool InputRows::begin(const LinearWeight& w, int64_t num_rows) {
         return pairs_ != nullptr;
     }
     stride_ = num_groups(w) | 1;  // rows of a tile do not drive each other out
-    zero_ = record_of(kind).zero;
+    zero_ = record_of(kind).sum_factor;
     groups_ = buffer_.try_reserve<ActivationGroup>(num_rows * stride_);
     return groups_ != nullptr;
 }

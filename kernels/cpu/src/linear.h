@@ -15,12 +15,22 @@
 //              code = weight + 32
 //   q5_k       as q4_k, behind the nibbles of each group a plane of fifth bits
 //   mxfp4      [P][G] records: 32 scales e8m0, then nibbles, each the place of a code in `e2m1_codes`
+//   q5_minimum as q4_minimum, with a plane of fifth bits
+//   iq4_group  as q4_group, iq4_k: [P][E / 256] records: 32 d f16, scales [8][32] s8, then 8 groups of
+//              nibbles; both: places of codes in `iq4_codes`, code = weight + 128
+//   q3_k       [P][E / 256] records: 32 d f16, scales [16][32] s8, then 8 groups of codes of 2 bits, each
+//              with a plane of third bits; code = weight + 4
+//   q2_k       [P][E / 256] records: 32 d f16, 32 dmin f16, scales and minima [16][32] in low and high
+//              halves of bytes, then 8 groups of codes of 2 bits
+//   table_k    [P][E / 256] records: 32 d f16, a line of the cache with 16 codes = weight + 128 and a
+//              float, which d is multiplied with; scales [16][32] s8, then 8 groups of nibbles, places of codes
 //
 // Four inputs that follow one another lie in one dword, as the dot products of the vector units
 // take them. Nibbles of a group are [4][32][4] bytes: byte j holds inputs 4j... in its low half,
 // 16 + 4j... in its high half. A plane of single bits is [32][4] bytes: bit 2j is of inputs 4j...,
 // 2j + 1 of 16 + 4j... Codes of 6 bits are [2][3][32][4] bytes: of a half of the inputs, three bytes hold
-// three codes, and in their two highest bits the fourth, its lowest bits first.
+// three codes, and in their two highest bits the fourth, its lowest bits first. Those of 2 bits are
+// [2][32][4] bytes: bits 2j and 2j + 1 are of inputs 4j... of a half.
 //
 // A weight is scale * (code - zero) (+ minimum). Activations are quantised to signed bytes, with a
 // scale a group of 32 (one a row costs SmolLM2 4 % of perplexity); dots of bytes are exact integers,
@@ -55,6 +65,13 @@ enum class LinearKind : int32_t {
     bf16 = 7,
     mxfp4 = 8,
     q5_k = 9,
+    q5_minimum = 10,
+    iq4_group = 11,
+    iq4_k = 12,
+    q3_k = 13,
+    q2_k = 14,
+    table_k = 15,
+    q6_k_bytes = 100,  // q6_k with a byte a code, within a product of many rows; no weight is so
 };
 
 // Mirrored by `LinearArguments` in kernels/cpu/weights.py. `row_scales` (i8_row only) and `bias`
@@ -74,6 +91,12 @@ struct LinearWeight {
 constexpr int32_t e2m1_zero = 12;
 constexpr uint8_t e2m1_codes[16] = {12, 13, 14, 15, 16, 18, 20, 24, 12, 11, 10, 9, 8, 6, 4, 0};
 
+// The values of IQ4_NL and IQ4_XS, plus 128.
+constexpr uint8_t iq4_codes[16] = {1,   24,  45,  63,  79,  93,  106, 118,
+                                   129, 141, 153, 166, 181, 197, 217, 241};
+
+enum class Table : uint8_t { none, e2m1, iq4, own };
+
 // What a weight in groups consists of, in order: f16 values (or exponents), the superblock's bytes (two
 // of each output a group), codes.
 struct Record {
@@ -82,30 +105,46 @@ struct Record {
     bool superblock;
     bool halves;  // of a group have a scale each
     bool to_255;  // codes do; others stay below 64
-    int bits;     // of a code: 8, 6 or 4
-    bool plane;   // of fifth bits, behind these
-    bool looks_up;        // codes are in a table, scales powers of 2
-    int32_t zero;         // what codes subtract; 0 where the minimum says it
+    int bits;     // of a code: 8, 6, 4 or 2
+    bool plane;   // of a bit above, behind these
+    Table table;  // where the codes are; with that of e2m1 scales are powers of 2
+    int32_t zero;        // what codes subtract; 0 where the minimum says it
+    int32_t sum_factor;  // what an activation's sums are multiplied with, negated
     int groups;
-    int64_t bytes_at, codes_at, plane_at, group_bytes, bytes;
+    int64_t table_at, bytes_at, codes_at, plane_at, group_bytes, bytes;
 };
 
 constexpr Record record_of(LinearKind kind) {
+    using K = LinearKind;
+    const auto is = [kind](auto... kinds) { return ((kind == kinds) || ...); };
     Record r{};
-    r.row_scale = kind == LinearKind::i8_row;
-    r.plane = kind == LinearKind::q5_k;
-    r.minimum =
-        kind == LinearKind::q4_minimum || kind == LinearKind::q4_k || r.plane;
-    r.halves = kind == LinearKind::q6_k;
-    r.superblock = kind == LinearKind::q4_k || r.plane || r.halves;
-    r.to_255 = r.row_scale || kind == LinearKind::q8_group;
-    r.bits = r.to_255 ? 8 : r.halves ? 6 : 4;
-    r.looks_up = kind == LinearKind::mxfp4;
-    r.zero = r.minimum ? 0 : r.to_255 ? 128 : r.superblock ? 32 : r.looks_up ? e2m1_zero : 8;
+    r.row_scale = is(K::i8_row);
+    r.plane = is(K::q5_k, K::q5_minimum, K::q3_k);
+    r.minimum = is(K::q4_minimum, K::q5_minimum, K::q4_k, K::q5_k, K::q2_k);
+    r.halves = is(K::q6_k, K::q6_k_bytes, K::q3_k, K::q2_k, K::table_k);
+    r.superblock = r.halves || is(K::q4_k, K::q5_k, K::iq4_k);
+    r.table = is(K::mxfp4)                  ? Table::e2m1
+              : is(K::iq4_group, K::iq4_k)  ? Table::iq4
+              : is(K::table_k)              ? Table::own
+                                            : Table::none;
+    r.bits = is(K::i8_row, K::q8_group, K::q6_k_bytes) ? 8
+             : is(K::q6_k)                             ? 6
+             : is(K::q3_k, K::q2_k)                    ? 2
+                                                       : 4;
+    r.to_255 = is(K::i8_row, K::q8_group) || r.table == Table::iq4 || r.table == Table::own;
+    r.zero = r.minimum                   ? 0
+             : r.to_255                  ? 128
+             : is(K::q6_k, K::q6_k_bytes) ? 32
+             : is(K::q3_k)               ? 4
+             : r.table == Table::e2m1    ? e2m1_zero
+                                         : 8;
+    r.sum_factor = r.halves && r.minimum ? 1 : r.zero;
     r.groups = r.superblock ? superblock_inputs / group_inputs : 1;
-    r.bytes_at = 2 * panel_outputs * (r.row_scale ? 0 : r.minimum ? 2 : 1);
-    if (r.looks_up) r.bytes_at = panel_outputs;
-    r.codes_at = r.bytes_at + (r.superblock ? r.groups * 2 * panel_outputs : 0);
+    r.table_at = 2 * panel_outputs * (r.row_scale ? 0 : r.minimum ? 2 : 1);
+    if (r.table == Table::e2m1) r.table_at = panel_outputs;
+    r.bytes_at = r.table_at + (r.table == Table::own ? 64 : 0);
+    r.codes_at = r.bytes_at;
+    if (r.superblock) r.codes_at += r.groups * panel_outputs * (r.halves || r.minimum ? 2 : 1);
     r.plane_at = panel_outputs * group_inputs / 8 * r.bits;
     r.group_bytes = r.plane_at + (r.plane ? panel_outputs * group_inputs / 8 : 0);
     r.bytes = r.codes_at + r.groups * r.group_bytes;
@@ -291,7 +330,7 @@ const char* linear(const LinearWeight& w, const LinearWeight* next, const float*
                    const InputRows* ready, int64_t num_rows, int64_t x_stride, int64_t num_inputs,
                    float* out, int64_t out_stride, const Behind& behind);
 
-// Quantises one row of `num_inputs` floats. `zero` is what the weight's codes subtract.
+// Quantises one row of `num_inputs` floats. `zero` is the weight's `Record::sum_factor`.
 void quantise_row(const float* x, int64_t num_inputs, int32_t zero,
                   ActivationGroup* groups);
 

@@ -34,10 +34,10 @@ void unpack(const uint8_t* records, int64_t num_groups, Chunk& chunk) {
     const __m512i zero = _mm512_set1_epi8(static_cast<char>(R.zero));
     const __m512i low_half = _mm512_set1_epi8(15);
     const __m512i table = _mm512_broadcast_i32x4(
-        _mm_loadu_si128(reinterpret_cast<const __m128i*>(e2m1_codes)));
+        _mm_loadu_si128(reinterpret_cast<const __m128i*>(R.table == Table::iq4 ? iq4_codes : e2m1_codes)));
     const auto nibbles = [&](__m512i each) {
         each = _mm512_and_si512(each, low_half);
-        return _mm512_sub_epi8(R.looks_up ? _mm512_shuffle_epi8(table, each) : each, zero);
+        return _mm512_sub_epi8(R.table != Table::none ? _mm512_shuffle_epi8(table, each) : each, zero);
     };
     for (int64_t i = 0; i < num_groups; ++i) {
         const uint8_t* record = records + i / R.groups * R.bytes;
@@ -73,7 +73,7 @@ void unpack(const uint8_t* records, int64_t num_groups, Chunk& chunk) {
                 return _mm512_cvtepi32_ps(_mm512_cvtepu8_epi32(some));
             };
             __m512 scale, minimum = _mm512_setzero_ps();
-            if constexpr (R.looks_up) {
+            if constexpr (R.table == Table::e2m1) {
                 float powers[16];
                 for (int i = 0; i < 16; ++i) powers[i] = half_of_power(record[n + i]);
                 scale = _mm512_loadu_ps(powers);
@@ -83,8 +83,13 @@ void unpack(const uint8_t* records, int64_t num_groups, Chunk& chunk) {
             if constexpr (R.minimum) minimum = halves(record + 2 * (panel_outputs + n));
             if constexpr (R.superblock) {
                 const uint8_t* at = record + R.bytes_at + g * panel_outputs + n;
-                scale = _mm512_mul_ps(scale, bytes(at));
-                minimum = _mm512_mul_ps(minimum, bytes(at + R.groups * panel_outputs));
+                if constexpr (R.minimum) {
+                    scale = _mm512_mul_ps(scale, bytes(at));
+                    minimum = _mm512_mul_ps(minimum, bytes(at + R.groups * panel_outputs));
+                } else {
+                    const __m128i some = _mm_loadu_si128(reinterpret_cast<const __m128i*>(at));
+                    scale = _mm512_mul_ps(scale, _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(some)));
+                }
             }
             _mm512_storeu_ps(chunk.scales[i] + n, scale);
             if constexpr (R.minimum) _mm512_storeu_ps(chunk.minima[i] + n, minimum);
@@ -237,7 +242,8 @@ int64_t linear_bytes_tiles(const LinearWeight& w, const Activations& x, const Re
     const bool is_done = with_tiles([&](auto tiles) {
         return run_kinds<decltype(tiles), LinearKind::i8_row, LinearKind::q8_group,
                          LinearKind::q4_group, LinearKind::q4_minimum, LinearKind::q4_k,
-                         LinearKind::mxfp4, LinearKind::q5_k>(w, x, out, whole);
+                         LinearKind::mxfp4, LinearKind::q5_k, LinearKind::q5_minimum,
+                         LinearKind::iq4_group, LinearKind::iq4_k>(w, x, out, whole);
     });
     return is_done ? whole.row_stop : task.row;
 }

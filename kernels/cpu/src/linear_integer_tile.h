@@ -55,10 +55,10 @@ EC_INLINE vf to_float(vi a) { return __builtin_convertvector(a, vf); }
 EC_INLINE vi low_nibbles(vi a) { return a & 0x0f0f0f0f; }
 EC_INLINE vi high_nibbles(vi a) { return low_nibbles(a >> 4); }
 
-// The codes of e2m1 at places below 16, a byte each.
-EC_INLINE vi looked_up(vi places) {
+// The codes of a table at places below 16, a byte each.
+EC_INLINE vi looked_up(vi places, const uint8_t* codes) {
 #if EC_X86 && EC_LEVEL > 0
-    const __m128i table = _mm_loadu_si128(reinterpret_cast<const __m128i*>(e2m1_codes));
+    const __m128i table = _mm_loadu_si128(reinterpret_cast<const __m128i*>(codes));
 #endif
 #if EC_LEVEL == 2
     return (vi)_mm512_shuffle_epi8(_mm512_broadcast_i32x4(table), (__m512i)places);
@@ -67,7 +67,7 @@ EC_INLINE vi looked_up(vi places) {
 #else
     uint8_t bytes[sizeof places];
     std::memcpy(bytes, &places, sizeof places);
-    for (uint8_t& byte : bytes) byte = e2m1_codes[byte];
+    for (uint8_t& byte : bytes) byte = codes[byte];
     return load_ints(bytes);
 #endif
 }
@@ -127,7 +127,7 @@ EC_INLINE vi dot_wide(vi acc, vi w, vi x) {
 // A tile is some rows, at most these, times a panel. Sums of a group are in registers for so many
 // vectors of outputs at once; sums over groups are in memory where there are only 16 registers.
 constexpr int ROWS_GROUPED = EC_LEVEL == 2 ? 6 : 4;
-constexpr int ROWS_Q6 = EC_LEVEL == 2 || EC_PAIRS ? 4 : 2;
+constexpr int ROWS_HALVES = EC_LEVEL == 2 || EC_PAIRS ? 4 : 2;
 constexpr int panel_vectors = panel_outputs / W;
 template <int ROWS>
 constexpr int vectors_at_once = EC_LEVEL == 1 && ROWS <= 2 ? 4 : 2;
@@ -138,9 +138,16 @@ constexpr int64_t dwords = panel_outputs * 4;  // bytes from four inputs of a pa
 template <LinearKind KIND>
 constexpr Record record = record_of(KIND);
 
+template <LinearKind KIND>
+EC_INLINE const uint8_t* table_of(const uint8_t* records) {
+    constexpr Record R = record_of(KIND);
+    return R.table == Table::own ? records + R.table_at
+                                 : R.table == Table::iq4 ? iq4_codes : e2m1_codes;
+}
+
 // Codes of inputs 4j... of a half of a group, from the outputs at `codes` on.
 template <LinearKind KIND>
-EC_INLINE vi load_codes(const uint8_t* codes, int half, int j) {
+EC_INLINE vi load_codes(const uint8_t* codes, int half, int j, const uint8_t* table) {
     constexpr Record R = record_of(KIND);
     if constexpr (R.bits == 8) return load_ints(codes + (4 * half + j) * dwords);
     if constexpr (R.bits == 6) {
@@ -149,26 +156,30 @@ EC_INLINE vi load_codes(const uint8_t* codes, int half, int j) {
         const vi high = (three(0) >> 6 & 0x03030303) | (three(1) >> 4 & 0x0c0c0c0c);
         return high | (three(2) >> 2 & 0x30303030);
     }
-    const vi both = load_ints(codes + j * dwords);
-    vi code = half == 0 ? low_nibbles(both) : high_nibbles(both);
-    if constexpr (R.looks_up) code = looked_up(code);
+    vi code = load_ints(codes + (R.bits == 2 ? half : j) * dwords);
+    if constexpr (R.bits == 2) {
+        code = code >> (2 * j) & 0x03030303;
+    } else {
+        code = half == 0 ? low_nibbles(code) : high_nibbles(code);
+    }
+    if constexpr (R.table != Table::none) code = looked_up(code, table);
     if constexpr (R.plane) {
         const vi plane = load_ints(codes + R.plane_at) >> (2 * j);
-        code |= (half == 0 ? plane << 4 : plane << 3) & 0x10101010;
+        code |= plane << (R.bits - half) & (0x01010101 << R.bits);
     }
     return code;
 }
 
 // acc += four dwords of inputs (16) times their weights.
 template <LinearKind KIND, int ROWS, int V>
-EC_INLINE void dot_half(const uint8_t* codes, const ActivationGroup* x, int64_t stride, int half,
-                        vi (&acc)[ROWS][V]) {
+EC_INLINE void dot_half(const uint8_t* codes, const uint8_t* table, const ActivationGroup* x,
+                        int64_t stride, int half, vi (&acc)[ROWS][V]) {
 #if EC_PAIRS
 #pragma GCC unroll 4
 #endif
     for (int j = 0; j < 4; ++j) {
         vi w[V];
-        for (int v = 0; v < V; ++v) w[v] = load_codes<KIND>(codes + v * W * 4, half, j);
+        for (int v = 0; v < V; ++v) w[v] = load_codes<KIND>(codes + v * W * 4, half, j, table);
         for (int r = 0; r < ROWS; ++r) {
             const vi four = broadcast_four(x[r * stride].codes + 16 * half + 4 * j);
             for (int v = 0; v < V; ++v) {
@@ -181,18 +192,18 @@ EC_INLINE void dot_half(const uint8_t* codes, const ActivationGroup* x, int64_t 
 
 // acc = exact sums of weight code times activation code over one group.
 template <LinearKind KIND, int ROWS, int V>
-EC_INLINE void dot_group(const uint8_t* codes, const ActivationGroup* x, int64_t stride,
-                         vi (&acc)[ROWS][V]) {
+EC_INLINE void dot_group(const uint8_t* codes, const uint8_t* table, const ActivationGroup* x,
+                         int64_t stride, vi (&acc)[ROWS][V]) {
     constexpr bool from_zero =
         record<KIND>.minimum || (record<KIND>.to_255 && DOT_WIDE_IS_SIGNED);
     for (int r = 0; r < ROWS; ++r)
         for (int v = 0; v < V; ++v)
-            acc[r][v] = from_zero || (EC_PAIRS && record<KIND>.looks_up)
+            acc[r][v] = from_zero || (EC_PAIRS && record<KIND>.table == Table::e2m1)
                             ? same_int(0)
                             : same_int(x[r * stride].start);
     if constexpr (record<KIND>.to_255) {
-        dot_half<KIND, ROWS, V>(codes, x, stride, 0, acc);
-        dot_half<KIND, ROWS, V>(codes, x, stride, 1, acc);
+        dot_half<KIND, ROWS, V>(codes, table, x, stride, 0, acc);
+        dot_half<KIND, ROWS, V>(codes, table, x, stride, 1, acc);
     } else {
 #if EC_PAIRS
         vi part[ROWS][V];
@@ -200,7 +211,7 @@ EC_INLINE void dot_group(const uint8_t* codes, const ActivationGroup* x, int64_t
             const auto& halves = x[r * stride].start_pairs;
             const vi start = (vi)_mm256_add_epi16((__m256i)broadcast_four(halves[0]),
                                                   (__m256i)broadcast_four(halves[1]));
-            for (int v = 0; v < V; ++v) part[r][v] = record<KIND>.looks_up ? start : same_int(0);
+            for (int v = 0; v < V; ++v) part[r][v] = record<KIND>.table == Table::e2m1 ? start : same_int(0);
         }
 #pragma GCC unroll 4  // what is added to zero costs nothing
 #endif
@@ -216,8 +227,8 @@ EC_INLINE void dot_group(const uint8_t* codes, const ActivationGroup* x, int64_t
                     }
 #endif
             for (int v = 0; v < V; ++v) {
-                low[v] = load_codes<KIND>(codes + v * W * 4, 0, j);
-                high[v] = load_codes<KIND>(codes + v * W * 4, 1, j);
+                low[v] = load_codes<KIND>(codes + v * W * 4, 0, j, table);
+                high[v] = load_codes<KIND>(codes + v * W * 4, 1, j, table);
             }
             for (int r = 0; r < ROWS; ++r) {
                 const vi first = broadcast_four(x[r * stride].codes + 4 * j);
@@ -242,40 +253,52 @@ EC_INLINE void dot_group(const uint8_t* codes, const ActivationGroup* x, int64_t
 
 // The same where halves of a group have scales of their own: sums of code times scale.
 template <LinearKind KIND, int ROWS, int V>
-EC_INLINE void dot_halves(const uint8_t* codes, const uint8_t* scales, const ActivationGroup* x,
-                          int64_t stride, vi (&acc)[ROWS][V]) {
+EC_INLINE void dot_halves(const uint8_t* codes, const uint8_t* table, const uint8_t* scales,
+                          const ActivationGroup* x, int64_t stride, vi (&acc)[ROWS][V]) {
+    constexpr Record R = record_of(KIND);
+    constexpr bool in_pairs = EC_PAIRS && !R.to_255;
     for (int half = 0; half < 2; ++half, scales += panel_outputs) {
         vi part[ROWS][V];
-#if EC_PAIRS  // 16-bit sums may wrap, but end as those of eight weights: 8 * 32 * 127 at most
-        for (int r = 0; r < ROWS; ++r)
-            for (int v = 0; v < V; ++v)
-                part[r][v] = broadcast_four(x[r * stride].start_pairs[half]);
-#pragma GCC unroll 4
-        for (int j = 0; j < 4; ++j) {
-            vi w[V];
-            for (int v = 0; v < V; ++v) w[v] = load_codes<KIND>(codes + v * W * 4, half, j);
-            for (int r = 0; r < ROWS; ++r) {
-                const vi four = broadcast_four(x[r * stride].codes + 16 * half + 4 * j);
-                for (int v = 0; v < V; ++v) part[r][v] = dot_16(part[r][v], w[v], four);
-            }
-        }
-#else
         for (int r = 0; r < ROWS; ++r) {
             const ActivationGroup& own = x[r * stride];
-            for (int v = 0; v < V; ++v)
-                part[r][v] = same_int(half == 0 ? own.start_low : own.start_high);
+            for (int v = 0; v < V; ++v) {
+                if (R.minimum || (R.to_255 && DOT_WIDE_IS_SIGNED)) {
+                    part[r][v] = same_int(0);
+                } else if (in_pairs) {
+                    part[r][v] = broadcast_four(own.start_pairs[half]);
+                } else {
+                    part[r][v] = same_int(half == 0 ? own.start_low : own.start_high);
+                }
+            }
         }
-        dot_half<KIND, ROWS, V>(codes, x, stride, half, part);
+        if constexpr (in_pairs) {
+#if EC_PAIRS  // 16-bit sums may wrap, but end as those of eight weights: 8 * 32 * 127 at most
+#pragma GCC unroll 4
+            for (int j = 0; j < 4; ++j) {
+                vi w[V];
+                for (int v = 0; v < V; ++v) w[v] = load_codes<KIND>(codes + v * W * 4, half, j, table);
+                for (int r = 0; r < ROWS; ++r) {
+                    const vi four = broadcast_four(x[r * stride].codes + 16 * half + 4 * j);
+                    for (int v = 0; v < V; ++v) part[r][v] = dot_16(part[r][v], w[v], four);
+                }
+            }
 #endif
+        } else {
+            dot_half<KIND, ROWS, V>(codes, table, x, stride, half, part);
+        }
         for (int v = 0; v < V; ++v) {
-            const vi scale = load_bytes<true>(scales + v * W);
+            const vi scale = R.minimum ? load_bytes<false>(scales + v * W) & 15
+                                       : load_bytes<true>(scales + v * W);
             for (int r = 0; r < ROWS; ++r) {
+                vi scaled = part[r][v];
 #if EC_PAIRS
-                const __m256i both = _mm256_blend_epi16((__m256i)scale, (__m256i)(scale << 16), 0xaa);
-                const vi scaled = (vi)_mm256_madd_epi16((__m256i)part[r][v], both);
-#else
-                const vi scaled = part[r][v] * scale;
+                if constexpr (in_pairs) {
+                    const __m256i both =
+                        _mm256_blend_epi16((__m256i)scale, (__m256i)(scale << 16), 0xaa);
+                    scaled = (vi)_mm256_madd_epi16((__m256i)scaled, both);
+                } else
 #endif
+                    scaled *= scale;
                 acc[r][v] = half == 0 ? scaled : acc[r][v] + scaled;
             }
         }
@@ -299,13 +322,19 @@ __attribute__((noinline)) void grouped_tile(const uint8_t* records, int64_t num_
         vf minimum[panel_vectors];
         for (int v = 0; v < panel_vectors; ++v) {
             const uint8_t* halves = records + 2 * v * W;
-            if (R.looks_up) {
+            if (R.table == Table::e2m1) {
                 d[v] = load_exponents(records + v * W);
             } else if (!R.row_scale) {
                 d[v] = load_halves(halves);
             }
             if (R.minimum) minimum[v] = load_halves(halves + 2 * panel_outputs);
+            if (R.table == Table::own) {
+                float factor;
+                std::memcpy(&factor, records + R.table_at + 16, 4);
+                d[v] = d[v] * splat(factor);
+            }
         }
+        const uint8_t* table = table_of<KIND>(records);
         for (int g = 0; g < R.groups; ++g) {
             const uint8_t* codes = records + R.codes_at + g * R.group_bytes;
             if (is_first) {
@@ -320,17 +349,24 @@ __attribute__((noinline)) void grouped_tile(const uint8_t* records, int64_t num_
             for (int at = 0; at < panel_vectors; at += V) {
                 vi dots[ROWS][V];
                 if constexpr (R.halves) {
-                    dot_halves<KIND, ROWS, V>(codes + at * W * 4, bytes + 2 * g * panel_outputs + at * W,
-                                        group, stride, dots);
+                    dot_halves<KIND, ROWS, V>(codes + at * W * 4, table,
+                                              bytes + 2 * g * panel_outputs + at * W, group, stride,
+                                              dots);
                 } else {
-                    dot_group<KIND, ROWS, V>(codes + at * W * 4, group, stride, dots);
+                    dot_group<KIND, ROWS, V>(codes + at * W * 4, table, group, stride, dots);
                 }
                 for (int v = at; v < at + V; ++v) {
                     vf scale = d[v];
                     vf least = minimum[v];
-                    if constexpr (R.superblock && R.minimum) {
-                        const uint8_t* own = bytes + g * panel_outputs + v * W;
-                        scale = scale * to_float(load_bytes<false>(own));
+                    const uint8_t* own = bytes + g * panel_outputs + v * W;
+                    if constexpr (R.superblock && !R.halves)
+                        scale = scale * to_float(load_bytes<!R.minimum>(own));
+                    vi low, high;
+                    if constexpr (R.halves && R.minimum) {
+                        own += g * panel_outputs;
+                        low = load_bytes<false>(own) >> 4;
+                        high = load_bytes<false>(own + panel_outputs) >> 4;
+                    } else if constexpr (R.superblock && R.minimum) {
                         least = least * to_float(load_bytes<false>(own + R.groups * panel_outputs));
                     }
                     for (int r = 0; r < ROWS; ++r) {
@@ -338,7 +374,10 @@ __attribute__((noinline)) void grouped_tile(const uint8_t* records, int64_t num_
                         const vf factor = splat(own.scale);
                         acc[r][v] = fma(to_float(dots[r][v - at]),
                                         R.row_scale ? factor : scale * factor, acc[r][v]);
-                        if (R.minimum) {
+                        if constexpr (R.halves && R.minimum) {
+                            const vi all = low * same_int(own.start_low) + high * same_int(own.start_high);
+                            acc[r][v] = fma(to_float(all), least * factor, acc[r][v]);
+                        } else if (R.minimum) {
                             // that of a superblock is subtracted
                             const float sum = R.superblock ? -own.scaled_sum : own.scaled_sum;
                             acc[r][v] = fma(least, splat(sum), acc[r][v]);
@@ -356,20 +395,19 @@ __attribute__((noinline)) void grouped_tile(const uint8_t* records, int64_t num_
 }
 
 template <LinearKind KIND, int ROWS>
-void some_rows(int64_t num_rows, const LinearWeight& weight, const Activations& x,
-               const Results& out, int64_t panel, int64_t row, bool is_first,
+void some_rows(int64_t num_rows, const LinearWeight& weight, const uint8_t* records,
+               const Activations& x, const Results& out, int64_t panel, int64_t row, bool is_first,
                Upcoming soon) {
     if constexpr (ROWS > 1) {
         if (num_rows < ROWS)
-            return some_rows<KIND, ROWS - 1>(num_rows, weight, x, out, panel, row, is_first, soon);
+            return some_rows<KIND, ROWS - 1>(num_rows, weight, records, x, out, panel, row,
+                                             is_first, soon);
     }
-    const int64_t panel_bytes = weight.blob_bytes / num_panels(weight);
-    const uint8_t* blob = weight.blob + panel * panel_bytes;
     const ActivationGroup* groups = x.groups + row * x.stride;
     const int64_t n = panel * panel_outputs;
     if (!out.streams) prefetch_results(out.at + row * out.stride + n, out.stride, ROWS);
     vf sums[ROWS][panel_vectors];
-    grouped_tile<KIND, ROWS>(blob, num_groups(weight), groups, x.stride, is_first, soon, sums);
+    grouped_tile<KIND, ROWS>(records, num_groups(weight), groups, x.stride, is_first, soon, sums);
     const int64_t num_valid = std::min(panel_outputs, weight.num_outputs - n);
     for (int r = 0; r < ROWS; ++r) {
         float* to = out.at + (row + r) * out.stride + n;
@@ -389,9 +427,36 @@ void some_rows(int64_t num_rows, const LinearWeight& weight, const Activations& 
     }
 }
 
-template <LinearKind KIND, int ROWS>
+// A panel of q6_k as q6_k_bytes; null: there is no memory.
+inline const uint8_t* widened(const uint8_t* records, int64_t num_records) {
+    constexpr Record packed = record_of(LinearKind::q6_k), wide = record_of(LinearKind::q6_k_bytes);
+    thread_local Buffer buffer;
+    auto* to = buffer.try_reserve<uint8_t>(num_records * wide.bytes);
+    const uint8_t* made = to;
+    for (int64_t i = 0; made != nullptr && i < num_records; ++i, records += packed.bytes) {
+        for (int64_t line = 0; line < packed.bytes; line += 64)
+            __builtin_prefetch(records + ahead_bytes + line);
+        std::memcpy(to, records, packed.codes_at);
+        to += wide.codes_at;
+        for (int64_t g = 0; g < packed.groups; ++g) {
+            const uint8_t* codes = records + packed.codes_at + g * packed.group_bytes;
+#pragma GCC unroll 8
+            for (int j = 0; j < 8; ++j)
+                for (int v = 0; v < panel_vectors; ++v, to += sizeof(vi)) {
+                    const vi four =
+                        load_codes<LinearKind::q6_k>(codes + v * W * 4, j / 4, j % 4, nullptr);
+                    std::memcpy(to, &four, sizeof four);
+                }
+        }
+    }
+    return made;
+}
+
+template <LinearKind KIND>
 void run_kind(const LinearWeight& weight, const Activations& x, const Results& out,
               const LinearTask& task) {
+    constexpr int ROWS = record<KIND>.halves ? ROWS_HALVES : ROWS_GROUPED;
+    constexpr int64_t least_wide_rows = 16;  // so many pay for q6_k's codes written out
     const int64_t num_rows = task.row_stop - task.row;
     const int64_t num_tiles = (num_rows + ROWS - 1) / ROWS;
     const int64_t num_records = num_groups(weight) / record<KIND>.groups;
@@ -400,11 +465,22 @@ void run_kind(const LinearWeight& weight, const Activations& x, const Results& o
             panel + 1 < task.panel_stop ? upcoming_panel(weight, panel + 1) : task.after;
         // the only tile of a panel fetches all that it reads itself
         if (EC_LEVEL == 1 && num_tiles == 1) next.bytes = 0;
+        const uint8_t* records = weight.blob + panel * (weight.blob_bytes / num_panels(weight));
+        const uint8_t* bytes = nullptr;
+        if (KIND == LinearKind::q6_k && EC_LEVEL < 2 && num_rows >= least_wide_rows)
+            bytes = widened(records, num_records);
         for (int64_t t = 0; t < num_tiles; ++t) {
             const int64_t row = task.row + num_rows * t / num_tiles;
             const int64_t row_stop = task.row + num_rows * (t + 1) / num_tiles;
-            some_rows<KIND, ROWS>(row_stop - row, weight, x, out, panel, row, t == 0,
-                                  next.part(t, num_tiles, num_records));
+            const Upcoming soon = next.part(t, num_tiles, num_records);
+            if constexpr (KIND == LinearKind::q6_k && EC_LEVEL < 2) {
+                if (bytes != nullptr) {
+                    some_rows<LinearKind::q6_k_bytes, ROWS>(row_stop - row, weight, bytes, x, out,
+                                                            panel, row, false, soon);
+                    continue;
+                }
+            }
+            some_rows<KIND, ROWS>(row_stop - row, weight, records, x, out, panel, row, t == 0, soon);
         }
     }
 }
@@ -413,23 +489,36 @@ static void run_integer(const LinearWeight& weight, const Activations& x, const 
                         const LinearTask& task) {
     switch (static_cast<LinearKind>(weight.kind)) {
         case LinearKind::i8_row:
-            return run_kind<LinearKind::i8_row, ROWS_GROUPED>(weight, x, out, task);
+            return run_kind<LinearKind::i8_row>(weight, x, out, task);
         case LinearKind::q8_group:
-            return run_kind<LinearKind::q8_group, ROWS_GROUPED>(weight, x, out, task);
+            return run_kind<LinearKind::q8_group>(weight, x, out, task);
         case LinearKind::q4_group:
-            return run_kind<LinearKind::q4_group, ROWS_GROUPED>(weight, x, out, task);
+            return run_kind<LinearKind::q4_group>(weight, x, out, task);
         case LinearKind::q4_minimum:
-            return run_kind<LinearKind::q4_minimum, ROWS_GROUPED>(weight, x, out, task);
+            return run_kind<LinearKind::q4_minimum>(weight, x, out, task);
         case LinearKind::q4_k:
-            return run_kind<LinearKind::q4_k, ROWS_GROUPED>(weight, x, out, task);
+            return run_kind<LinearKind::q4_k>(weight, x, out, task);
         case LinearKind::q6_k:
-            return run_kind<LinearKind::q6_k, ROWS_Q6>(weight, x, out, task);
+            return run_kind<LinearKind::q6_k>(weight, x, out, task);
         case LinearKind::q5_k:
-            return run_kind<LinearKind::q5_k, ROWS_GROUPED>(weight, x, out, task);
+            return run_kind<LinearKind::q5_k>(weight, x, out, task);
         case LinearKind::mxfp4:
-            return run_kind<LinearKind::mxfp4, ROWS_GROUPED>(weight, x, out, task);
+            return run_kind<LinearKind::mxfp4>(weight, x, out, task);
+        case LinearKind::q5_minimum:
+            return run_kind<LinearKind::q5_minimum>(weight, x, out, task);
+        case LinearKind::iq4_group:
+            return run_kind<LinearKind::iq4_group>(weight, x, out, task);
+        case LinearKind::iq4_k:
+            return run_kind<LinearKind::iq4_k>(weight, x, out, task);
+        case LinearKind::q3_k:
+            return run_kind<LinearKind::q3_k>(weight, x, out, task);
+        case LinearKind::q2_k:
+            return run_kind<LinearKind::q2_k>(weight, x, out, task);
+        case LinearKind::table_k:
+            return run_kind<LinearKind::table_k>(weight, x, out, task);
         case LinearKind::f32:
         case LinearKind::bf16:
+        case LinearKind::q6_k_bytes:
             return;  // not an integer product
     }
 }

@@ -10,7 +10,8 @@
 //              linear_integer_tile.h: here, and there for few rows, which wait for memory. Codes widened
 //              to bf16 have twice the rate at most, but sums that one row could have only by widening
 //              its weights, too, at half of memory's rate.
-//   q6_k       has a scale for 16 inputs, a quarter of a tile: it stays with the vector units.
+//   q6_k, q3_k, q2_k, table_k have a scale for 16 inputs, a quarter of a tile: they stay with the vector
+//              units.
 #include "linear_tiles.h"
 
 #include <algorithm>

@@ -77,17 +77,21 @@ void q4_k(const uint8_t* block, uint8_t* fields) {
     nibbles_of_pairs(block + 16, fields + 20, 16);
 }
 
-// Bit g of byte i is the fifth of input i of group g.
+// Of group g: bit g of byte i is that of input i.
+uint32_t plane_of(const uint8_t* bytes, int g) {
+    uint32_t plane = 0;
+    for (int i = 0; i < 8; ++i) {  // the halves of a group take turns
+        const auto bits = word<uint32_t>(bytes + i % 2 * 16 + i / 2 * 4);
+        plane |= (bits >> g & each_byte<uint32_t>(1)) << i;
+    }
+    return plane;
+}
+
 void q5_k(const uint8_t* block, uint8_t* fields) {
     superblock_scales(block, fields);
     nibbles_of_pairs(block + 48, fields + 20, 20);
     for (int g = 0; g < 8; ++g) {
-        uint32_t plane = 0;
-        for (int i = 0; i < 8; ++i) {  // the halves of a group take turns
-            const auto fifths = word<uint32_t>(block + 16 + i % 2 * 16 + i / 2 * 4);
-            plane |= (fifths >> g & each_byte<uint32_t>(1)) << i;
-        }
-        store(plane, fields + 36 + 20 * g);
+        store(plane_of(block + 16, g), fields + 36 + 20 * g);
     }
 }
 
@@ -113,6 +117,60 @@ void q6_k(const uint8_t* block, uint8_t* fields) {
     }
 }
 
+// Codes of 2 bits and, unless null, a plane of third ones: groups g of `low` lie two bits apart in 32
+// bytes for four, bits of `high` as Q5_K's fifth ones.
+void two_bits(const uint8_t* low, const uint8_t* high, uint8_t* fields) {
+    for (int g = 0; g < 8; ++g) {
+        for (int half = 0; half < 2; ++half, fields += 4) {
+            uint32_t pairs = 0;
+            for (int j = 0; j < 4; ++j) {
+                const auto four = word<uint32_t>(low + g / 4 * 32 + 16 * half + 4 * j);
+                pairs |= (four >> (g % 4 * 2) & each_byte<uint32_t>(3)) << (2 * j);
+            }
+            store(pairs, fields);
+        }
+        if (high == nullptr) continue;
+        store(plane_of(high, g), fields);
+        fields += 4;
+    }
+}
+
+// 16 scales of 6 bits: low and high halves of 8 bytes, then pairs of bits, four apart.
+void q3_k(const uint8_t* block, uint8_t* fields) {
+    std::memcpy(fields, block + 108, 2);
+    for (int i = 0; i < 16; ++i) {
+        const int low = block[96 + i % 8] >> (i / 8 * 4) & 15;
+        const int high = block[104 + i % 4] >> (i / 4 * 2) & 3;
+        fields[2 + i] = static_cast<uint8_t>((low | high << 4) - 32);
+    }
+    two_bits(block + 32, block, fields + 18);
+}
+
+void q2_k(const uint8_t* block, uint8_t* fields) {
+    std::memcpy(fields, block + 80, 4);
+    std::memcpy(fields + 4, block, 16);
+    two_bits(block + 16, nullptr, fields + 20);
+}
+
+void iq4_xs(const uint8_t* block, uint8_t* fields) {
+    std::memcpy(fields, block, 2);
+    for (int g = 0; g < 8; ++g) {
+        const int low = block[4 + g / 2] >> (g % 2 * 4) & 15, high = block[2 + g / 4] >> (g % 4 * 2) & 3;
+        fields[2 + g] = static_cast<uint8_t>((low | high << 4) - 32);
+    }
+    std::memcpy(fields + 10, block + 8, 128);
+}
+
+// Bit i of four bytes is the fifth of input i.
+void q5_1(const uint8_t* block, uint8_t* fields) {
+    std::memcpy(fields, block, 4);
+    std::memcpy(fields + 4, block + 8, 16);
+    const auto fifths = word<uint32_t>(block + 4);
+    uint32_t plane = 0;
+    for (int i = 0; i < 32; ++i) plane |= (fifths >> i & 1) << (i % 4 * 8 + i % 16 / 4 * 2 + i / 16);
+    store(plane, fields + 20);
+}
+
 struct BlockType {
     LinearKind kind;
     Fields fields;
@@ -130,6 +188,12 @@ constexpr BlockType block_types[] = {
     {LinearKind::q6_k, q6_k},
     {LinearKind::mxfp4, copy<17>},
     {LinearKind::i8_row, copy<32>},
+    {LinearKind::q5_minimum, q5_1},
+    {LinearKind::iq4_group, copy<18>},
+    {LinearKind::iq4_k, iq4_xs},
+    {LinearKind::q3_k, q3_k},
+    {LinearKind::q2_k, q2_k},
+    {LinearKind::table_k, copy<146>},  // behind it: 20 bytes of the record's line, the same in all blocks
 };
 
 // Values of `lanes` outputs, which lie `stride` bytes apart, side by side from `lane` on: `count` of
@@ -177,8 +241,9 @@ const char* pack_blocks(const Rows& rows, const LinearWeight& w, int64_t first, 
         return refuse("rows of type %ld do not become a weight of kind %d", rows.type, w.kind);
     }
     const Record r = record_of(kind);
-    const int64_t num_halves = r.looks_up ? 0 : r.bytes_at / (2 * panel_outputs);
-    const int64_t num_bytes = r.codes_at / panel_outputs - 2 * num_halves;
+    const int64_t num_halves = r.table == Table::e2m1 ? 0 : r.table_at / (2 * panel_outputs);
+    const int64_t line_bytes = r.bytes_at - r.table_at;
+    const int64_t num_bytes = (r.codes_at - line_bytes) / panel_outputs - 2 * num_halves;
     const int64_t num_dwords = (r.bytes - r.codes_at) / (4 * panel_outputs);
     const RowType row_type = row_types[rows.type];
     const int64_t panel_bytes = w.blob_bytes / num_panels(w);
@@ -196,6 +261,11 @@ const char* pack_blocks(const Rows& rows, const LinearWeight& w, int64_t first, 
             }
             const uint8_t* from = fields;
             turn<uint16_t>(from, stride, lane, lanes, num_halves, record);
+            if (line_bytes != 0) {
+                std::memset(record, 0, static_cast<size_t>(line_bytes));
+                std::memcpy(record, rows.block(i, input) + 146, 20);
+                record += line_bytes;
+            }
             turn<uint8_t>(from, stride, lane, lanes, num_bytes, record);
             if (lanes == panel_outputs) {
                 turn_dwords(from, stride, num_dwords, record);

@@ -116,7 +116,7 @@ void decode_row(const uint8_t* from, int64_t num_inputs, float* out) {
 constexpr void (*decoders[])(const uint8_t*, int64_t, float*) = {
     decode_row<0>, decode_row<1>, decode_row<2>, decode_row<3>, decode_row<4>,
     decode_row<5>, decode_row<6>, decode_row<7>, decode_row<8>, decode_row<9>,
-    decode_row<10>, nullptr,
+    decode_row<10>,
 };
 
 // Columns of a chunk become steps of a panel.
@@ -142,10 +142,11 @@ void turn_pairs(const float (&values)[panel_outputs][padded_chunk], int64_t lane
 }  // namespace
 
 const char* pack_floats(const Rows& rows, const LinearWeight& w, int64_t first, uint8_t* panels) {
-    const auto decode = decoders[rows.type];
-    if (decode == nullptr) {
+    constexpr int64_t num_decoders = sizeof decoders / sizeof *decoders;
+    if (rows.type >= num_decoders) {
         return refuse("rows of type %ld do not become a weight of kind %d", rows.type, w.kind);
     }
+    const auto decode = decoders[rows.type];
     const bool in_pairs = static_cast<LinearKind>(w.kind) == LinearKind::bf16;
     const int64_t padded_inputs = in_pairs ? num_groups(w) * group_inputs : w.num_inputs;
     each_panel(first, rows.num_rows, [&](int64_t panel, int64_t lane, int64_t i, int64_t lanes) {

@@ -21,6 +21,8 @@ constexpr RowType row_types[] = {
     {32, 18},   {32, 20},   {32, 22},   {32, 34},                  // Q4_0, Q4_1, Q5_0, Q8_0
     {256, 144}, {256, 176}, {256, 210}, {32, 17},                  // Q4_K, Q5_K, Q6_K, MXFP4
     {32, 32},                                                      // codes of i8_row
+    {32, 24},   {32, 18},   {256, 136},                            // Q5_1, IQ4_NL, IQ4_XS
+    {256, 110}, {256, 84},  {256, 168},                            // Q3_K, Q2_K, table_k
 };
 
 // Rows [num_stored, row_bytes], contiguous; row i of them is `order[i]` (null: i).

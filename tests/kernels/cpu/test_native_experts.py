@@ -9,8 +9,8 @@ from kernels.cpu.weights import GGUF_KINDS
 from kernels.interface.weights import ExpertRouting, QuantisedTensor
 from kernels.torch.operations import TorchOperations
 from tests.kernels.cpu.instruction_sets import covering_sets
-from tests.kernels.cpu.test_packing import unread, unreadable
-from tests.kernels.gguf_parts import random_blocks
+from tests.kernels.cpu.test_packing import unreadable
+from tests.kernels.gguf_parts import part_of, random_blocks
 from tests.kernels.test_experts import ROUTERS, make_gpt_oss, make_layer, plain, routing_of
 
 FLOATS = ("float32", "bfloat16", "int8", "int4")
@@ -107,8 +107,7 @@ def stack_of(type_name, num_parts, num_rows, num_inputs):
     """Random matrices in a block type, whose numbers nothing asks for."""
     rows = random_blocks(type_name, num_parts * num_rows, num_inputs)
     parts = torch.from_numpy(rows.reshape(num_parts, num_rows, -1))
-    shape = (num_rows, num_inputs)
-    return [QuantisedTensor(type_name, shape, {"blocks": part}, unread) for part in parts]
+    return [part_of(part.numpy(), type_name, num_inputs) for part in parts]
 
 
 @pytest.mark.parametrize(

@@ -21,7 +21,7 @@ from kernels.cpu.weights import (
     quantise_int8,
 )
 from tests.kernels.cpu.instruction_sets import covering_sets
-from tests.kernels.gguf_parts import pack_gguf, random_blocks, random_part
+from tests.kernels.gguf_parts import SCALES_AT, pack_gguf, random_blocks, random_part
 
 ROWS = (1, 2, 5, 12, 13, 50)
 # one panel is 32 outputs, a chain of sums 768 inputs
@@ -128,15 +128,10 @@ def test_products_of_the_largest_codes_do_not_overflow(
 ) -> None:
     kind = GGMLQuantizationType[type_name]
     random = random_blocks(type_name, 3, 256).reshape(3, -1, GGML_QUANT_SIZES[kind][1])
-    first, last = {
-        "Q4_K": (0, 4),
-        "Q5_K": (0, 4),
-        "Q6_K": (208, 210),
-        "Q4_1": (0, 4),
-        "MXFP4": (0, 1),
-    }.get(type_name, (0, 2))
+    written = {"Q4_1": slice(0, 4), "Q5_1": slice(0, 4), "MXFP4": slice(0, 1)}
+    scales = (SCALES_AT | written).get(type_name, slice(0, 2))
     blocks = np.full_like(random, fill)
-    blocks[..., first:last] = random[..., first:last]  # scales
+    blocks[..., scales] = random[..., scales]
     stored = torch.from_numpy(dequantize(blocks.reshape(3, -1), kind))
     x = torch.ones(6, 256)
     x[1], x[2, ::2], x[3, 1::2], x[4].view(-1, 4)[:, :2] = -1, -1, -1, -1

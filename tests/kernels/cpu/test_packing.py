@@ -51,7 +51,9 @@ def test_rows_of_a_packed_matrix_are_those_of_the_file_wherever_they_lie(
     assert not weight.blob.view(4, -1, 32)[3, :2, 22 * 2 :].any()
 
 
-@pytest.mark.parametrize("type_name", [*GGUF_KINDS, "Q5_0"])
+@pytest.mark.parametrize(
+    "type_name", ["Q8_0", "Q5_0", "Q4_0", "Q4_1", "Q4_K", "Q5_K", "Q6_K", "MXFP4"]
+)
 def test_blocks_become_the_floats_that_gguf_says_wherever_their_rows_lie(
     library: NativeLibrary, type_name: str
 ) -> None:

@@ -3,6 +3,7 @@
 import ctypes
 
 import torch
+from gguf import GGML_QUANT_SIZES, GGMLQuantizationType
 
 from kernels.cpu.library import NativeLibrary, check
 from kernels.cpu.linear import NativeLinear, PackedParts
@@ -25,8 +26,7 @@ from tests.kernels.cpu.fuzz.random_case import RandomCase, must_refuse
 from tests.kernels.gguf_parts import pack_gguf
 
 _PACKERS = (pack_float, pack_bfloat16, quantise_int8, quantise_int4)
-_BLOCKS = {"Q8_0": (32, 34), "Q4_0": (32, 18), "Q4_1": (32, 20), "Q4_K": (256, 144)}
-_BLOCKS |= {"Q5_K": (256, 176), "Q6_K": (256, 210), "MXFP4": (32, 17)}
+_BLOCKS = {name: GGML_QUANT_SIZES[GGMLQuantizationType[name]] for name in GGUF_KINDS}
 
 
 def random_weight(
@@ -55,7 +55,8 @@ def packed_rows(library: NativeLibrary, case: RandomCase) -> None:
     """Rows of any type, in any order, anywhere in a weight of floats or of their kind."""
     sizes = ((1, 4), (1, 2), (1, 2), (32, 18), (32, 20), (32, 22), (32, 34))
     sizes += ((256, 144), (256, 176), (256, 210), (32, 17), (32, 32))
-    kinds = (None, None, None, 3, 4, 2, 2, 5, 9, 6, 8, 1)
+    sizes += ((32, 24), (32, 18), (256, 136), (256, 110), (256, 84), (256, 168))
+    kinds = (None, None, None, 3, 4, 2, 2, 5, 9, 6, 8, 1, 10, 11, 12, 13, 14, 15)
     row_type = case.below(len(sizes))
     inputs, num_bytes = sizes[row_type]
     num_blocks, num_stored = case.between(1, 1000 // inputs), case.size(100)
@@ -67,7 +68,7 @@ def packed_rows(library: NativeLibrary, case: RandomCase) -> None:
     first = case.below(70)
     num_outputs = first + num_rows + case.between(1, 40)
     kind = kinds[row_type]
-    if kind is None or (kind != LinearKind.I8_ROW and case.one_in(2)):
+    if kind is None or (row_type < 11 and case.one_in(2)):  # others become no floats
         kind = (LinearKind.F32, LinearKind.BF16)[case.below(2)]
     size = ctypes.c_int64()
     p, n = ctypes.c_void_p, ctypes.c_int64
