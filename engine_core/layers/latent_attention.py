@@ -77,8 +77,8 @@ class HeadProducts:
 
     def _pack(self, part: WeightPart) -> None:
         assert self._packing is not None
-        if isinstance(part, QuantisedTensor) and part.arrays.keys() != {"blocks"}:
-            part = part.dequantise()  # rows of the arrays are not the matrix's
+        if isinstance(part, QuantisedTensor) and not part.has_rows:
+            part = part.dequantise()
         for head in range(self._num_heads):
             rows_N = torch.arange(head * self._shape[0], (head + 1) * self._shape[0])
             own = part.rows(rows_N) if isinstance(part, QuantisedTensor) else part[rows_N]

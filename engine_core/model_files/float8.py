@@ -20,7 +20,7 @@ from engine_core.model_files.errors import BrokenModelFile, UnsupportedModelFile
 if TYPE_CHECKING:
     import torch
 
-    from kernels.interface.weights import QuantisedTensor, WeightPart
+    from kernels.interface.weights import GroupedCodes, QuantisedTensor, WeightPart
 
 logger = logging.getLogger(__name__)
 
@@ -208,8 +208,7 @@ def join_float8_layers(
         arrays[suffix] = tensor
         if arrays.keys() == layers[prefix]:
             part = _as_one(prefix, waiting.pop(prefix), how)
-            whole = _BLOCK if part.arrays["weight_scale"].shape[1] > 1 else _LEAST_INPUTS
-            yield f"{prefix}.weight", part.dequantise() if part.shape[1] % whole else part
+            yield f"{prefix}.weight", part if part.blocks else _floats(part)
 
 
 def _as_one(prefix: str, arrays: Mapping[str, torch.Tensor], how: Float8) -> QuantisedTensor:
@@ -252,12 +251,20 @@ def _as_one(prefix: str, arrays: Mapping[str, torch.Tensor], how: Float8) -> Qua
         arrays={"weight": weight, "weight_scale": scales_NG, **given},
         decode=_decode,
         block_inputs=_BLOCK if how.in_blocks else 1,
+        blocks="" if num_inputs % (_BLOCK if how.in_blocks else _LEAST_INPUTS) else "Q8_0",
     )
 
 
-def _decode(arrays: Mapping[str, torch.Tensor]) -> torch.Tensor:
-    """float32 [N, E], by the formula above; scales are [N, G], the last group may be short."""
-    weight, scales_NG = arrays["weight"].float(), arrays["weight_scale"]
-    if scales_NG.shape[1] > 1:
-        scales_NG = scales_NG.repeat_interleave(_BLOCK, dim=1)[:, : weight.shape[1]]
-    return weight.mul_(scales_NG)
+def _decode(arrays: Mapping[str, torch.Tensor]) -> GroupedCodes:
+    from kernels.interface.weights import GroupedCodes
+
+    return GroupedCodes(arrays["weight"], arrays["weight_scale"])
+
+
+def _floats(part: QuantisedTensor) -> torch.Tensor:
+    """float32 [N, E]; the last block of inputs may be short."""
+    num_inputs = part.shape[1]
+    scales_NE = part.arrays["weight_scale"]
+    if scales_NE.shape[1] > 1:
+        scales_NE = scales_NE.repeat_interleave(_BLOCK, dim=1)[:, :num_inputs]
+    return part.arrays["weight"].float().mul_(scales_NE)

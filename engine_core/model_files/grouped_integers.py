@@ -24,11 +24,12 @@ from engine_core.model_files.errors import BrokenModelFile, UnsupportedModelFile
 if TYPE_CHECKING:
     import torch
 
-    from kernels.interface.weights import QuantisedTensor, WeightPart
+    from kernels.interface.weights import GroupedCodes, QuantisedTensor, WeightPart
 
 Layout = Literal["gptq", "gptq_v2", "awq"]
 
-_GROUP_SIZES = (32, 64, 128, -1)
+_LEAST_GROUP = 32
+_GROUP_SIZES = (_LEAST_GROUP, 64, 128, -1)
 _AWQ_PLACES = (0, 4, 1, 5, 2, 6, 3, 7)  # in a word, of outputs 0 to 7
 _NEEDED = frozenset({"qweight", "qzeros", "scales"})
 _SUFFIXES = _NEEDED | {"g_idx"}
@@ -187,37 +188,52 @@ def _as_one(prefix: str, arrays: dict[str, torch.Tensor], how: GroupedIntegers) 
             f"{prefix} is quantised with its inputs in an order of their own (g_idx), which is not "
             f"read; use a version with desc_act false"
         )
+    symmetric = 2 ** (how.bits - 1) - (how.layout == "gptq")
+    a_half = _words_of(symmetric, how.bits)
+    zeros = "Q4_0" if bool((qzeros == a_half).all()) else "Q4_1"
     return QuantisedTensor(
         type_name=how.type_name,
         shape=(num_outputs, num_inputs),
         arrays=arrays,
         decode=lambda given: decode(given, how),
+        block_inputs=max(how.group_size, _LEAST_GROUP),
+        inputs_first=True,
+        blocks="" if num_inputs % _LEAST_GROUP else "Q8_0" if how.bits == 8 else zeros,
     )
 
 
-def decode(arrays: Mapping[str, torch.Tensor], how: GroupedIntegers) -> torch.Tensor:
-    """float32 [N, E] of a layer's qweight, qzeros and scales, by the formula above."""
+def _words_of(value: int, bits: int) -> int:
+    """The int32 that is made of one value over and over."""
+    word = sum(value << shift for shift in range(0, 32, bits))
+    return word - (1 << 32) if word >> 31 else word
+
+
+def decode(arrays: Mapping[str, torch.Tensor], how: GroupedIntegers) -> GroupedCodes:
+    """A layer's qweight, qzeros and scales by the formula above."""
+    from kernels.interface.weights import GroupedCodes
+
+    scales_NG = arrays["scales"].float().T.contiguous()
+    if how.layout == "awq":
+        codes_NE, zeros_NG = (_awq_outputs(arrays[name]) for name in ("qweight", "qzeros"))
+        return GroupedCodes(codes_NE, scales_NG, zeros_NG)
+    codes_NE = unpacked(arrays["qweight"].T.contiguous(), how.bits)
+    zeros_NG = unpacked(arrays["qzeros"].contiguous(), how.bits).T.short()
+    return GroupedCodes(codes_NE, scales_NG, zeros_NG + (how.layout == "gptq"))
+
+
+def unpacked(words: torch.Tensor, bits: int) -> torch.Tensor:
+    """int32 [A, C], of several values each, the first in the low bits -> uint8 [A, C * 32 / bits].
+    4 or 8 bits."""
     import torch
 
-    qweight, qzeros = arrays["qweight"], arrays["qzeros"]
-    scales_GN = arrays["scales"].float()
-    shifts = torch.arange(0, 32, how.bits, dtype=torch.int32)
-    most = 2**how.bits - 1
-    num_groups, num_outputs = scales_GN.shape
-    zeros_GN = ((qzeros[:, :, None] >> shifts) & most).reshape(num_groups, num_outputs)
-    if how.layout == "awq":
-        q_EN = ((qweight[:, :, None] >> shifts) & most).reshape(-1, num_outputs)
-        q_EN, zeros_GN = _in_order(q_EN), _in_order(zeros_GN)
-    else:
-        q_EN = ((qweight[:, None, :] >> shifts[:, None]) & most).reshape(-1, num_outputs)
-    if how.layout == "gptq":
-        zeros_GN = zeros_GN + 1
-    q_GIN = q_EN.view(num_groups, -1, num_outputs)
-    w_GIN = (q_GIN - zeros_GN[:, None]).float() * scales_GN[:, None]
-    w_NE: torch.Tensor = w_GIN.view(-1, num_outputs).T.contiguous()
-    return w_NE
+    octets = words.view(torch.uint8)
+    return octets if bits == 8 else torch.stack((octets & 15, octets >> 4), -1).flatten(1)
 
 
-def _in_order(values: torch.Tensor) -> torch.Tensor:
-    """Columns that came in AWQ's order, eight by eight."""
-    return values.view(values.shape[0], -1, 8)[:, :, list(_AWQ_PLACES)].reshape(values.shape)
+def _awq_outputs(words: torch.Tensor) -> torch.Tensor:
+    """int32 [A, N / 8] of AWQ -> uint8 [N, A]."""
+    import torch
+
+    shifts = 4 * torch.tensor(_AWQ_PLACES, dtype=torch.int32)[:, None]
+    values = (words.T.contiguous()[:, None] >> shifts).bitwise_and_(15)
+    return values.to(torch.uint8).flatten(0, 1)

@@ -89,6 +89,7 @@ def _as_one(blocks_NGB: torch.Tensor, scales_NG: torch.Tensor) -> QuantisedTenso
         arrays={"blocks": blocks_NGB.flatten(1), "scales": scales_NG},
         decode=_decode,
         block_inputs=_BLOCK_INPUTS,
+        blocks="MXFP4",
     )
 
 

@@ -42,8 +42,8 @@ def taken_apart(
         if found is None or num_rows != found.num_rows:
             yield name, tensor
             continue
-        if isinstance(tensor, QuantisedTensor) and tensor.arrays.keys() != {"blocks"}:
-            tensor = tensor.dequantise()  # rows of the arrays are not the matrix's
+        if isinstance(tensor, QuantisedTensor) and not tensor.has_rows:
+            tensor = tensor.dequantise()
         layer = prefix.removesuffix(found.name)
         for product, rows_N in _rows_by_product(found):
             own = tensor.rows(rows_N) if isinstance(tensor, QuantisedTensor) else tensor[rows_N]

@@ -101,7 +101,7 @@ def touch_weight_memory(
         or options.parallel.num_workers > 1
         or quantization in ("int8", "int4")
         or named == "float16"
-        or (is_kept and (not files.path.is_dir() or "mxfp4" in files.quantised_types))
+        or is_kept
     ):
         return
     from kernels.cpu.weight_memory import WEIGHT_MEMORY

@@ -12,7 +12,6 @@ from engine_core.errors import ConfigurationError, StartupError
 from engine_core.model_files import ModelFiles
 from engine_core.model_files.download import cache_folder
 from engine_core.model_files.gguf.header import GgmlType
-from engine_core.model_files.mxfp4 import MXFP4
 from engine_core.model_runner.config import DraftConfig
 from engine_core.model_runner.pooling import Pooler
 from engine_core.models.config_names import architecture_of
@@ -33,9 +32,12 @@ from kernels.interface.weights import WeightPacking
 logger = logging.getLogger(__name__)
 
 _THROUGH_TRANSFORMERS = "transformers' model code computes in float32"
+_FLOAT_FORMATS = frozenset({"float32", "float16", "bfloat16", "int8", "int4"})
+_WEIGHT_ONLY = "-w8a16"
 _GROUP_INPUTS = 32
 """Inputs that share a scale in weights that are quantised here."""
-_FLOAT8_BLOCK_INPUTS = 128
+_LARGE_GROUP_INPUTS = 128
+"""Inputs of a group in folders that others quantised, as a rule."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -226,9 +228,6 @@ def _report_what_is_not_as_asked(
             ops.num_threads,
         )
     would_keep = keeps_blocks(options.quantization, "auto") and bool(files.quantised_types)
-    is_folder = files.path.is_dir() and MXFP4 not in files.quantised_types
-    if traits_of(ops.device).packs_weights and is_folder:
-        would_keep = False  # a CPU runs blocks, and dequantises a folder's integers
     if would_keep and options.dtype != "auto":
         logger.warning(
             "--dtype %s: the file's quantised weights (%s) are dequantised, which is slower and "
@@ -282,8 +281,8 @@ def _block_inputs(files: ModelFiles) -> frozenset[int]:
     """Where a matrix in the formats that may be computed with can be cut."""
     names = files.quantised_types
     blocks = [GgmlType[name].block_elements for name in names if name in GgmlType.__members__]
-    if any(name.startswith("fp8-block") for name in names):
-        blocks.append(_FLOAT8_BLOCK_INPUTS)
+    if len(blocks) < len(names):
+        blocks.append(_LARGE_GROUP_INPUTS)
     return frozenset({_GROUP_INPUTS, *blocks})
 
 
@@ -293,18 +292,19 @@ def _formats_of(packing: WeightPacking) -> str:
 
 
 def _with_origin(weights: str, files: ModelFiles) -> str:
-    """Says what became of float8 that the device does not multiply as the files ask for it."""
-    wanted = next((name for name in files.quantised_types if name.startswith("fp8")), None)
-    kept = weights.split("+")
-    if wanted is None or wanted in kept:
+    """Says what a folder's quantised weights were, where they are not kept as they are."""
+    kept = {name.casefold() for name in weights.split("+")}
+    lost = sorted(name for name in files.quantised_types if name.casefold() not in kept)
+    if not lost or not files.path.is_dir():
         return weights
-    if f"{wanted}-w8a16" in kept:
+    if kept >= {f"{name}{_WEIGHT_ONLY}" for name in lost}:
         logger.warning(
             "this GPU multiplies no float8 (that needs compute capability 8.9): the weights stay "
             "float8 and are widened as they are read, activations stay in 16 bits"
         )
         return weights
-    return f"{weights} (dequantised from {wanted})"
+    how = "dequantised from" if kept <= _FLOAT_FORMATS else "from"
+    return f"{weights} ({how} {' and '.join(lost)})"
 
 
 def _load_dummy(

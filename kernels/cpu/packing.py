@@ -9,6 +9,7 @@ from typing import Literal
 import torch
 
 from kernels.cpu.experts import NativeExpertWeights
+from kernels.cpu.grouped_codes import as_blocks
 from kernels.cpu.library import NativeLibrary
 from kernels.cpu.linear import PackedParts
 from kernels.cpu.packed_file import PackedFileWriter, map_packed
@@ -184,7 +185,7 @@ class NativePacking:
     def _format_of(self, part: WeightPart, floats: str) -> str:
         if not self._keeps_blocks or not isinstance(part, QuantisedTensor):
             return floats
-        format_ = _RUN_AS.get(part.type_name, part.type_name)
+        format_ = part.blocks or _RUN_AS.get(part.type_name, part.type_name)
         return format_ if format_ in GGUF_KINDS else floats
 
     def _reserve(self, num_bytes: int) -> torch.Tensor:
@@ -236,7 +237,8 @@ def _at_least(floats: str, least_bits: int) -> str:
 
 
 def _as_gguf(part: WeightPart) -> WeightPart:
-    if not isinstance(part, QuantisedTensor) or part.type_name != "mxfp4":
+    if not isinstance(part, QuantisedTensor) or not part.blocks:
         return part
-    blocks = mxfp4_as_gguf(part.ordered())
-    return replace(part, type_name="MXFP4", arrays={"blocks": blocks}, row_order_N=None)
+    blocks = mxfp4_as_gguf(part.ordered()) if part.type_name == "mxfp4" else as_blocks(part)
+    arrays = {"blocks": blocks}
+    return replace(part, type_name=part.blocks, arrays=arrays, row_order_N=None, blocks="")

@@ -69,6 +69,34 @@ def check_experts(
 
 
 @dataclass(frozen=True, slots=True, eq=False)
+class GroupedCodes:
+    """A matrix [N, E] as codes with a scale for some inputs of a row, however its file packs them.
+
+        W[n, k] = scales[n, g] * (codes[n, k] - zeros[n, g])     g = k // (E / G)
+        W[n, k] = scales[n, g] * table[codes[n, k]]
+
+    Attributes:
+        codes_NE: uint8, int8 or float8_e4m3fn.
+        scales_NG: float32.
+        zeros_NG: of codes that count from 0: whole numbers of any type, or float32.
+        table: float32 [16], what uint8 codes are places in.
+    """
+
+    codes_NE: torch.Tensor
+    scales_NG: torch.Tensor
+    zeros_NG: torch.Tensor | None = None
+    table: torch.Tensor | None = None
+
+    def dequantise(self) -> torch.Tensor:
+        """float32 [N, E]."""
+        codes_NGI = self.codes_NE.reshape(*self.scales_NG.shape, -1)
+        w_NGI = codes_NGI.float() if self.table is None else self.table[codes_NGI.int()]
+        if self.zeros_NG is not None:
+            w_NGI -= self.zeros_NG.float()[..., None]
+        return w_NGI.mul_(self.scales_NG[..., None]).view(self.codes_NE.shape)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
 class QuantisedTensor:
     """A matrix [N, E] in the quantised values that a file holds.
 
@@ -84,31 +112,43 @@ class QuantisedTensor:
             float32 [1], where activations have one scale. Of "mxfp4": "blocks", uint8 [N, 16 * G],
             and "scales", uint8 [N, G], one for 32 inputs. May be mapped from a file: they are read
             when asked for.
-        decode: such arrays -> float32 [n, E], the values that the type defines.
+        decode: such arrays -> the values that the type defines, float32 [n, E] or as codes.
         row_order_N: int64; row i of the matrix is row `row_order_N[i]` of every array. None: as it
             is; always so where rows of the arrays are not the matrix's.
         block_inputs: of one block: columns are cut between two; 0: of types that are not cut.
+        inputs_first: arrays have inputs in dimension 0 and outputs, packed or not, in dimension 1.
+        blocks: the GGUF type whose blocks hold these numbers or the nearest, for a backend of such
+            blocks; `decode` gives codes then, except of "mxfp4". Empty: none.
     """
 
     type_name: str
     shape: tuple[int, int]
     arrays: Mapping[str, torch.Tensor]
-    decode: Callable[[Mapping[str, torch.Tensor]], torch.Tensor]
+    decode: Callable[[Mapping[str, torch.Tensor]], torch.Tensor | GroupedCodes]
     row_order_N: torch.Tensor | None = None
     block_inputs: int = 0
+    inputs_first: bool = False
+    blocks: str = ""
+
+    @property
+    def has_rows(self) -> bool:
+        """Whether `rows` can take some."""
+        return not self.inputs_first
 
     def ordered(self) -> Mapping[str, torch.Tensor]:
         """The arrays, with the rows of the matrix in order; shares memory where it can."""
         if self.row_order_N is None:
             return self.arrays
-        return {name: array[self.row_order_N] for name, array in self.arrays.items()}
+        order = self.row_order_N
+        return {name: a if a.ndim < 2 else a[order] for name, a in self.arrays.items()}
 
     def dequantise(self) -> torch.Tensor:
         """float32 [N, E]."""
-        return self.decode(self.ordered())
+        values = self.decode(self.ordered())
+        return values if isinstance(values, torch.Tensor) else values.dequantise()
 
     def rows(self, rows_N: torch.Tensor) -> QuantisedTensor:
-        """These rows, int64, in this order; of types whose arrays have the matrix's rows."""
+        """These rows, int64, in this order; where `has_rows`."""
         order = rows_N if self.row_order_N is None else self.row_order_N[rows_N]
         return replace(self, shape=(len(rows_N), self.shape[1]), row_order_N=order)
 
@@ -119,6 +159,8 @@ class QuantisedTensor:
         nothing but these is ever read. None: the type or its blocks cannot be cut so."""
         if not self.block_inputs:
             return None
+        if self.inputs_first:
+            return None if num_zeros else self._narrow_inputs_first(dim, start, stop)
         order = self.row_order_N
         num_rows, num_inputs = self.shape
         rows, blocks = slice(None), slice(None)
@@ -149,6 +191,25 @@ class QuantisedTensor:
             shape=(num_rows + num_zeros, num_inputs),
             arrays={name: cut(array) for name, array in self.arrays.items()},
             row_order_N=None if num_zeros else order,
+        )
+
+    def _narrow_inputs_first(self, dim: int, start: int, stop: int) -> QuantisedTensor | None:
+        # outputs are cut between words of several, inputs between groups
+        width = self.shape[dim]
+        a_word = max(width // array.shape[1] for array in self.arrays.values())
+        step = self.block_inputs if dim else a_word
+        if start % step or stop % step:
+            return None
+
+        def cut(array: torch.Tensor) -> torch.Tensor:
+            if dim and len(array) == 1:  # that of a row
+                return array
+            size = array.shape[1 - dim]
+            return array.narrow(1 - dim, start * size // width, (stop - start) * size // width)
+
+        shape = (stop - start, self.shape[1]) if dim == 0 else (self.shape[0], stop - start)
+        return replace(
+            self, shape=shape, arrays={name: cut(each) for name, each in self.arrays.items()}
         )
 
 

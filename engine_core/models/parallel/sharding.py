@@ -228,10 +228,11 @@ def _taken_blocks(part: QuantisedTensor, cut: Cut) -> QuantisedTensor | None:
     first = cut.ranges[0]
     if len(cut.ranges) == 1:
         return part.narrow(cut.dim, first.start, first.stop, num_zeros=cut.num_zeros)
+    if cut.dim == 0:
+        wanted = [torch.arange(each.start, each.stop) for each in cut.ranges]
+        return part.rows(torch.cat(wanted)) if part.has_rows else None
     if part.arrays.keys() != {"blocks"}:
         return None
-    if cut.dim == 0:
-        return part.rows(torch.cat([torch.arange(each.start, each.stop) for each in cut.ranges]))
     pieces = [part.narrow(1, each.start, each.stop) for each in cut.ranges]
     blocks = [piece.arrays["blocks"] for piece in pieces if piece is not None]
     if len(blocks) < len(pieces):

@@ -54,6 +54,20 @@ def test_weights_are_the_numbers_that_were_written(tmp_path, name, num_shards):
     assert num_kept == 7
 
 
+@pytest.mark.parametrize("name", METHODS)
+def test_ranks_take_whole_groups_and_whole_words(tmp_path, name):
+    write_quantised(tmp_path, make_model(), METHODS[name])
+    part = dict(opened(tmp_path).tensors(keeps_blocks=True))["model.layers.0.mlp.down_proj.weight"]
+    whole = part.dequantise()  # [128, 256]
+    assert torch.equal(part.narrow(0, 8, 72).dequantise(), whole[8:72])
+    columns = part.narrow(1, 128, 256)
+    assert torch.equal(columns.dequantise(), whole[:, 128:])
+    assert torch.equal(columns.narrow(0, 16, 24).dequantise(), whole[16:24, 128:])
+    assert part.narrow(0, 3, 72) is None
+    assert part.narrow(0, 0, 72, num_zeros=1) is None
+    assert part.narrow(1, 16, 256) is None
+
+
 def test_names_of_types_say_layout_and_bits_and_plain_folders_have_none(tmp_path):
     model = make_model()
     names = set()

@@ -2,7 +2,7 @@
 same roundings (tests/engine_core/float8_folders.py).
 
 On a GPU's operations (interpreted) activations are rounded as the files say; on a CPU's the weights
-are dequantised at load, and activations are not rounded.
+become bytes with a scale for 32 of them, and so do activations.
 """
 
 import json
@@ -19,11 +19,13 @@ from engine_core.model_files import BrokenModelFile, UnsupportedModelFile, open_
 from engine_core.models.loading import load_model
 from engine_core.options.engine import EngineOptions
 from engine_core.startup.model import load_any_model
+from kernels.cpu import packing
 from kernels.triton import operations
 from kernels.triton.fp8_rounding import quantise_rows
 from kernels.triton.linear import fp8 as fp8_linear
 from kernels.triton.operations import TritonOperations
 from tests.engine_core.conftest import PagedRun
+from tests.engine_core.kept_blocks import as_a_cpu_keeps_it
 
 CPU = torch.device("cpu")
 V = 70
@@ -141,18 +143,51 @@ def test_a_gpu_without_float8_keeps_the_weights_and_rounds_no_activations(
     assert_as_transformers(model, reference, rounded, alone, ops)
 
 
-@pytest.mark.parametrize("name", ["fp8 in blocks", "compressed-tensors by channel"])
-def test_a_cpu_dequantises_it_at_load_and_says_so(tmp_path, ops, name):
+def assert_as_kept_on_a_cpu(folder, reference, ops, tokens=(5, 3, 1, 60, 2)):
+    """Beside what rounding inputs to bytes costs at all: see GPTQ's test."""
+    model = load(folder, ops)
+    rounded_inputs = as_a_cpu_keeps_it(reference, folder)
+    exact = logits_of(reference, tokens)
+    with rounded_inputs:
+        expected = logits_of(reference, tokens)
+    paged = PagedRun(model, ops, [list(tokens)], 4, torch.float32)
+    paged.step({0: len(tokens)})
+    by_rounding = (expected - exact).norm()
+    assert 0.001 * exact.norm() < by_rounding < 0.05 * exact.norm()
+    assert (paged.logits[0] - expected).norm() < 0.2 * by_rounding
+
+
+native = pytest.mark.parametrize("ops", ["native"], indirect=True)
+
+
+@native
+@pytest.mark.parametrize("name", ["fp8 in blocks", "compressed-tensors by tensor, static"])
+def test_a_cpu_multiplies_bytes_keeps_them_and_says_so(tmp_path, ops, name, monkeypatch):
+    monkeypatch.setenv("ENGINE_CORE_CACHE", str(tmp_path / "cache"))
     reference = reference_of(LLAMA)
-    rounded = write_float8(tmp_path, reference, RECIPES[name], num_shards=2)
-    model = load(tmp_path, ops)
-    alone = RECIPES["compressed-tensors, weights alone"]
-    assert_as_transformers(model, reference, rounded, alone, ops)
+    write_float8(tmp_path, reference, RECIPES[name], num_shards=2)
     files = open_model_files(str(tmp_path), report=print)
-    loaded = load_any_model(EngineOptions(model=str(tmp_path), dtype="float32"), files, CPU)
     wanted = "fp8-block" if "blocks" in name else "fp8"
-    assert loaded.weights == f"float32 (dequantised from {wanted})"
-    assert not loaded.is_quantised
+    for _ in range(2):
+        loaded = load_any_model(EngineOptions(model=str(tmp_path)), files, CPU)
+        assert loaded.weights == f"Q8_0+float32 (from {wanted})"
+        assert loaded.is_quantised
+        monkeypatch.setattr(packing, "as_blocks", None)  # the next start reads what was kept
+    monkeypatch.undo()
+    assert_as_kept_on_a_cpu(tmp_path, reference, ops)
+
+
+@pytest.mark.parametrize("ops", ["torch"], indirect=True)
+def test_without_native_kernels_or_if_told_so_a_cpu_dequantises_it(tmp_path, ops):
+    reference = reference_of(LLAMA)
+    rounded = write_float8(tmp_path, reference, RECIPES["fp8 in blocks"])
+    alone = RECIPES["compressed-tensors, weights alone"]
+    assert_as_transformers(load(tmp_path, ops), reference, rounded, alone, ops)
+    files = open_model_files(str(tmp_path), report=print)
+    for told in ({"dtype": "float32"}, {"quantization": "none"}):
+        loaded = load_any_model(EngineOptions(model=str(tmp_path), **told), files, CPU)
+        assert loaded.weights == "float32 (dequantised from fp8-block)"
+        assert not loaded.is_quantised
 
 
 @pytest.mark.parametrize(
@@ -202,12 +237,14 @@ def test_experts_in_float8_give_the_logits_of_transformers(tmp_path, name):
     assert_as_transformers(model, reference, rounded, recipe, ops)
 
 
+@native
 @pytest.mark.parametrize("config", [EXPERTS, LATENTS], ids=["experts", "latents"])
-def test_experts_and_latents_on_a_cpu_are_dequantised_too(tmp_path, ops, config):
+def test_experts_and_latents_on_a_cpu_are_bytes_too(tmp_path, ops, config):
     reference = reference_of(config)
-    rounded = write_float8(tmp_path, reference, RECIPES["fp8 in blocks"])
-    alone = RECIPES["compressed-tensors, weights alone"]
-    assert_as_transformers(load(tmp_path, ops), reference, rounded, alone, ops)
+    write_float8(tmp_path, reference, RECIPES["fp8 in blocks"])
+    # latents are multiplied with queries, not with keys: of one token it makes no difference
+    tokens = (5, 3, 1, 60, 2) if config is EXPERTS else (5,)
+    assert_as_kept_on_a_cpu(tmp_path, reference, ops, tokens)
 
 
 def test_inputs_that_are_no_whole_number_of_blocks_are_dequantised(tmp_path):

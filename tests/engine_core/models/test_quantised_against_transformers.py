@@ -1,7 +1,7 @@
 """GPTQ and AWQ folders from the file to the logits, against transformers with the same numbers.
 
-On a GPU's operations (interpreted) the integers are multiplied as they are; on a CPU's they are
-dequantised at load.
+On a GPU's operations (interpreted) the integers are multiplied as they are; on a CPU's, with inputs
+rounded to bytes. Without native kernels they are dequantised at load.
 """
 
 import json
@@ -18,6 +18,7 @@ from engine_core.models.loading import load_model
 from engine_core.options.engine import EngineOptions
 from engine_core.startup.model import load_any_model
 from kernels.triton.operations import TritonOperations
+from tests.engine_core.kept_blocks import as_a_cpu_keeps_it
 
 CPU = torch.device("cpu")
 V = 70
@@ -36,7 +37,9 @@ SHAPE = {
 
 def reference_of(config):
     torch.manual_seed(0)
-    model = transformers.AutoModelForCausalLM.from_config(config, attn_implementation="eager")
+    model = transformers.AutoModelForCausalLM.from_config(
+        config, attn_implementation="eager", experts_implementation="eager"
+    )
     for key, parameter in model.named_parameters():
         if key.endswith("bias"):
             torch.nn.init.normal_(parameter, std=0.3)
@@ -45,6 +48,10 @@ def reference_of(config):
 
 LLAMA = transformers.LlamaConfig(**SHAPE)
 QWEN2 = transformers.Qwen2Config(**SHAPE)  # biases on q, k and v
+
+EXPERTS = transformers.Qwen3MoeConfig(
+    **SHAPE, num_experts=3, num_experts_per_tok=2, moe_intermediate_size=64
+)
 
 on_one_cpu = pytest.mark.parametrize("ops", ["torch"], indirect=True)
 """For tests that do not use the operations of a CPU, which `paged_logits` asks for."""
@@ -60,6 +67,30 @@ def load(folder, ops):
 def triton_for(folder):
     types = open_model_files(str(folder), report=print).quantised_types
     return TritonOperations(CPU, quantised_types=types)
+
+
+def assert_as_kept_on_a_cpu(folder, reference, paged_logits, ops):
+    """Where an input lies between two codes the last bits of what came before decide: so the
+    distance is held against what rounding inputs costs at all."""
+    model = load(folder, ops)
+    if ops.weight_packing(torch.float32) is None:
+        assert_as_transformers(model, reference, paged_logits, ops)
+        return
+    assert ops.weight_packing(torch.float32).bytes_by_format().keys() & {"Q4_0", "Q4_1", "Q8_0"}
+    sequences = [torch.randint(V, (length,)).tolist() for length in (13, 1)]
+    ours = torch.cat(paged_logits(model, sequences, on=ops))
+
+    def expected():
+        with torch.inference_mode():
+            return torch.cat([reference(torch.tensor([each])).logits[0] for each in sequences])
+
+    rounded_inputs = as_a_cpu_keeps_it(reference, folder)
+    exact = expected()
+    with rounded_inputs:
+        rounded = expected()
+    by_rounding = (rounded - exact).norm()
+    assert 0.001 * exact.norm() < by_rounding < 0.05 * exact.norm()
+    assert (ours - rounded).norm() < 0.2 * by_rounding
 
 
 def assert_as_transformers(model, reference, paged_logits, ops):
@@ -92,10 +123,7 @@ def test_integers_multiplied_as_they_are_give_the_logits_of_transformers(
 @on_one_cpu
 @pytest.mark.parametrize("name", ["gptq 4 bits", "awq"])
 def test_experts_stay_as_they_are(tmp_path, paged_logits, name):
-    config = transformers.Qwen3MoeConfig(
-        **SHAPE, num_experts=3, num_experts_per_tok=2, moe_intermediate_size=64
-    )
-    reference = reference_of(config)
+    reference = reference_of(EXPERTS)
     write_quantised(tmp_path, reference, METHODS[name])
     ops = triton_for(tmp_path)
     model = load(tmp_path, ops)
@@ -114,13 +142,15 @@ def test_the_text_of_a_whole_may_be_quantised(tmp_path, paged_logits, ops, place
     if place == "whole":
         config["quantization_config"] = text.pop("quantization_config")
     (tmp_path / "config.json").write_text(json.dumps(config))
-    assert_as_transformers(load(tmp_path, ops), reference, paged_logits, ops)
+    assert_as_kept_on_a_cpu(tmp_path, reference, paged_logits, ops)
 
 
-def test_a_cpu_dequantises_them_at_load(tmp_path, paged_logits, ops):
-    reference = reference_of(QWEN2)
-    write_quantised(tmp_path, reference, METHODS["gptq 4 bits"])
-    assert_as_transformers(load(tmp_path, ops), reference, paged_logits, ops)
+@pytest.mark.parametrize("ops", ["native"], indirect=True)
+@pytest.mark.parametrize("name", METHODS)
+def test_a_cpu_multiplies_them_with_inputs_in_bytes(tmp_path, paged_logits, ops, name):
+    reference = reference_of({"awq": QWEN2, "gptq 8 bits": EXPERTS}.get(name, LLAMA))
+    write_quantised(tmp_path, reference, METHODS[name])
+    assert_as_kept_on_a_cpu(tmp_path, reference, paged_logits, ops)
 
 
 @on_one_cpu

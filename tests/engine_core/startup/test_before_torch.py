@@ -109,7 +109,7 @@ def test_the_interpreter_runs_while_the_library_loads(monkeypatch, tmp_path):
         ("m.gguf", ["Q4_1"], {"dtype": "float32"}, 260, 260),
         ("m.gguf", ["Q4_1"], {"quantization": "none"}, 130, 260),
         ("m.gguf", [], {}, 130, 260),
-        (".", ["awq-int4"], {}, 130, 260),
+        (".", ["awq-int4"], {}, None, None),
         (".", [], {"dtype": "bfloat16"}, 130, 130),
         (".", [], {"dtype": "float16"}, None, None),
         (".", [], {"quantization": "int8"}, None, None),
