@@ -9,33 +9,37 @@
 from __future__ import annotations
 
 import dataclasses
-import logging
-import re
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Mapping
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from engine_core.model_files.errors import BrokenModelFile, UnsupportedModelFile
+from engine_core.model_files.quantised_layers import (
+    CACHE_SCALE,
+    GROUP_INPUTS,
+    Fields,
+    NotRead,
+    Parts,
+    Tensors,
+    note_unused,
+)
 
 if TYPE_CHECKING:
     import torch
 
-    from kernels.interface.weights import GroupedCodes, QuantisedTensor, WeightPart
-
-logger = logging.getLogger(__name__)
+    from kernels.interface.weights import GroupedCodes, QuantisedTensor
 
 _BLOCK = 128
-_LEAST_INPUTS = 32
-"""What a layer's inputs must be a multiple of to be computed with as it is."""
 _WEIGHT_SCALES = ("weight_scale", "weight_scale_inv")
 _INPUT_SCALES = ("input_scale", "activation_scale")
-_CACHE_SCALE = re.compile(r".+\.(?:kv?_scale|[vq]_scale|prob_scale|output_scale)")
-_FORMATS = ("float-quantized", "naive-quantized")
+FLOAT8_FORMATS = ("float-quantized", "naive-quantized")
+"""Names of compressed-tensors for float8."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Float8:
-    """How a folder's linear layers are rounded."""
+    """Implements `QuantisedLayers`: how a folder's linear layers are rounded."""
 
     in_blocks: bool
     """Whether a scale is that of 128 x 128 weights, and of 128 inputs of a token."""
@@ -47,27 +51,21 @@ class Float8:
         """Of `QuantisedTensor`: "fp8", "fp8-block", "fp8-w8a16" or "fp8-block-w8a16"."""
         return "fp8" + "-block" * self.in_blocks + "-w8a16" * (self.activations == "none")
 
-
-def read_float8(config: Mapping[str, Any], folder: Path) -> Float8 | None:
-    """What config.json says; None: it is no float8 of these kinds.
-    Raises UnsupportedModelFile: a variant that is not read."""
-    fields = config.get("quantization_config") or config.get("compression_config")
-    fields = fields if isinstance(fields, dict) else {}
-    method = fields.get("quant_method")
-    if method not in ("fp8", "compressed-tensors"):
-        return None
-    read = _read_fp8 if method == "fp8" else _read_compressed_tensors
-    try:
-        return read(fields)
-    except _NotRead as error:
-        raise UnsupportedModelFile(
-            f"{folder} is quantised with {method} {error}, which is not read; use a version in "
-            "float8 (e4m3) by tensor, channel or blocks of 128 x 128, or the unquantised model"
-        ) from error
+    def joining(self, names: Collection[str], folder: Path) -> Callable[[Tensors], Parts]:
+        layers = find_float8_layers(names, folder, self)
+        return partial(join_float8_layers, layers=layers, how=self)
 
 
-class _NotRead(Exception):
-    """Says what."""
+def read_float8(fields: Fields) -> Float8:
+    """What config.json says of fp8 or fbgemm_fp8. Raises NotRead: a variant that is not read."""
+    if fields["quant_method"] == "fbgemm_fp8":
+        return Float8(in_blocks=False, activations="dynamic")
+    return _read_fp8(fields)
+
+
+def _not_read(what: str) -> NotRead:
+    cure = "float8 (e4m3) by tensor, channel or blocks of 128 x 128, or the unquantised model"
+    return NotRead(what, f"use a version in {cure}")
 
 
 def _read_fp8(fields: Mapping[str, Any]) -> Float8:
@@ -79,46 +77,29 @@ def _read_fp8(fields: Mapping[str, Any]) -> Float8:
         ("activation_scheme", ("dynamic", "static")),
     ):
         if fields.get(name) not in allowed:
-            raise _NotRead(f"and {name} {fields.get(name)!r}")
+            raise _not_read(f"and {name} {fields.get(name)!r}")
     in_blocks = fields.get("weight_block_size") is not None
     if in_blocks and fields["activation_scheme"] == "static":
-        raise _NotRead("in blocks, with activation_scheme 'static'")
+        raise _not_read("in blocks, with activation_scheme 'static'")
     return Float8(in_blocks, fields["activation_scheme"])
 
 
-def _read_compressed_tensors(fields: Mapping[str, Any]) -> Float8:
-    sparsity = fields.get("sparsity_config") or {}
-    if sparsity.get("format", "dense") != "dense":
-        raise _NotRead(f"and sparse ({sparsity['format']})")
-    if fields.get("transform_config"):
-        raise _NotRead("with rotated inputs (transform_config)")
-    groups = fields.get("config_groups")
-    if not isinstance(groups, dict) or not groups:
-        raise _NotRead("without config_groups")
-    found = {_read_group(group, fields.get("format")) for group in groups.values()}
-    if len(found) != 1:
-        raise _NotRead("in several ways (config_groups)")
-    return found.pop()
-
-
-def _read_group(group: Mapping[str, Any], format_name: str | None) -> Float8:
-    format_name = group.get("format") or format_name
+def read_float8_group(group: Fields, format_name: str) -> Float8:
+    """How a group of layers of compressed-tensors is rounded. Raises NotRead: not as we read it."""
     weights, inputs = group.get("weights") or {}, group.get("input_activations")
     for each in (weights, inputs or weights):
         if (each.get("type"), each.get("num_bits")) != ("float", 8):
-            raise _NotRead(f"in {each.get('num_bits')} bits of type {each.get('type')}")
+            raise _not_read(f"in {each.get('num_bits')} bits of type {each.get('type')}")
         if each.get("symmetric") is False:
-            raise _NotRead("with zero points")
-    if format_name not in _FORMATS:
-        raise _NotRead(f"in the format {format_name!r}, not {' or '.join(map(repr, _FORMATS))}")
+            raise _not_read("with zero points")
     if group.get("output_activations"):
-        raise _NotRead("with output_activations")
+        raise _not_read("with output_activations")
     strategy = weights.get("strategy")
     block: Any = weights.get("block_structure")
     if strategy not in ("tensor", "channel", "block") or (
         strategy == "block" and block not in ([_BLOCK, _BLOCK], f"{_BLOCK}x{_BLOCK}")
     ):
-        raise _NotRead(f"by {strategy}{f' of {block}' if block else ''}")
+        raise _not_read(f"by {strategy}{f' of {block}' if block else ''}")
     in_blocks = strategy == "block"
     if inputs is None:
         return Float8(in_blocks, "none")
@@ -131,7 +112,7 @@ def _read_group(group: Mapping[str, Any], format_name: str | None) -> Float8:
         return Float8(in_blocks, "dynamic")
     if not in_blocks and rounded[:2] == ("tensor", False):
         return Float8(in_blocks, "static")
-    raise _NotRead(
+    raise _not_read(
         f"by {strategy}, with activations by {rounded[0]} (dynamic {rounded[1]}, group_size "
         f"{rounded[2]})"
     )
@@ -166,27 +147,20 @@ def find_float8_layers(
                     f"{folder} lacks {' or '.join(sorted(kinds))} of the float8 layer {prefix}; "
                     "download its weight files again"
                 )
-    if unused := sorted(name for name in names if _is_unused(name, how)):
-        logger.warning(
-            "%s: %d scales of keys, values or activations are not used (%s): the KV cache is kept "
-            "as --kv-cache-dtype says, without scales, and activations are not rounded by them",
-            folder,
-            len(unused),
-            ", ".join(unused[:3]) + (", ..." if len(unused) > 3 else ""),
-        )
+    note_unused((name for name in names if _is_unused(name, how)), folder)
     return {prefix: frozenset(suffixes) for prefix, suffixes in found.items()}
 
 
 def _is_unused(name: str, how: Float8) -> bool:
+    if name.endswith(".input_scale_ub"):  # of FBGEMM: cuts activations' scales
+        return True
     is_input = name.endswith(tuple(f".{suffix}" for suffix in _INPUT_SCALES))
-    return _CACHE_SCALE.fullmatch(name) is not None or (is_input and how.activations != "static")
+    return CACHE_SCALE.fullmatch(name) is not None or (is_input and how.activations != "static")
 
 
 def join_float8_layers(
-    tensors: Iterable[tuple[str, torch.Tensor]],
-    layers: Mapping[str, frozenset[str]],
-    how: Float8,
-) -> Iterator[tuple[str, WeightPart]]:
+    tensors: Tensors, layers: Mapping[str, frozenset[str]], how: Float8
+) -> Parts:
     """The tensors, those of a float8 layer as its one weight [N, E] when the last has come. One
     whose inputs are no whole number of blocks comes in float32.
     Raises BrokenModelFile: shapes or types that contradict each other or the configuration."""
@@ -251,7 +225,7 @@ def _as_one(prefix: str, arrays: Mapping[str, torch.Tensor], how: Float8) -> Qua
         arrays={"weight": weight, "weight_scale": scales_NG, **given},
         decode=_decode,
         block_inputs=_BLOCK if how.in_blocks else 1,
-        blocks="" if num_inputs % (_BLOCK if how.in_blocks else _LEAST_INPUTS) else "Q8_0",
+        blocks="" if num_inputs % (_BLOCK if how.in_blocks else GROUP_INPUTS) else "Q8_0",
     )
 
 

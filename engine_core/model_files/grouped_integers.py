@@ -1,5 +1,6 @@
-"""Linear layers of a Hugging Face folder that GPTQ or AWQ have quantised (Frantar et al., 2022;
-Lin et al., 2023; layouts of AutoGPTQ and AutoAWQ). Shape suffix G: groups a row.
+"""Linear layers of a Hugging Face folder that GPTQ, AWQ or auto-round have quantised (Frantar et
+al., 2022; Lin et al., 2023; arXiv:2309.05516; layouts of AutoGPTQ and AutoAWQ). Shape suffix G:
+groups a row.
 
     q_proj.qweight, q_proj.qzeros, q_proj.scales[, q_proj.g_idx]   ->   q_proj.weight
 
@@ -15,25 +16,37 @@ Lin et al., 2023; layouts of AutoGPTQ and AutoAWQ). Shape suffix G: groups a row
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Collection, Iterable, Iterator, Mapping
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, NoReturn
+from collections.abc import Mapping
+from functools import partial
+from typing import TYPE_CHECKING, Any, Literal
 
 from engine_core.model_files.errors import BrokenModelFile, UnsupportedModelFile
+from engine_core.model_files.quantised_layers import (
+    GROUP_INPUTS,
+    INSTEAD,
+    Fields,
+    LayerTensors,
+    NotRead,
+    unpacked,
+)
 
 if TYPE_CHECKING:
     import torch
 
-    from kernels.interface.weights import GroupedCodes, QuantisedTensor, WeightPart
+    from kernels.interface.weights import GroupedCodes, QuantisedTensor
 
 Layout = Literal["gptq", "gptq_v2", "awq"]
 
-_LEAST_GROUP = 32
-_GROUP_SIZES = (_LEAST_GROUP, 64, 128, -1)
+_GROUP_SIZES = (GROUP_INPUTS, 64, 128, -1)
 _AWQ_PLACES = (0, 4, 1, 5, 2, 6, 3, 7)  # in a word, of outputs 0 to 7
 _NEEDED = frozenset({"qweight", "qzeros", "scales"})
-_SUFFIXES = _NEEDED | {"g_idx"}
-_INSTEAD = "use the unquantised model, or a .gguf of it"
+_AUTO_ROUND = {
+    "auto_round:auto_gptq": ("gptq", "gptq"),
+    "auto_round": ("gptq", "gptq_v2"),
+    "auto_round:gptqmodel": ("gptq", "gptq_v2"),
+    "auto_round:auto_awq": ("awq", "gemm"),
+}
+"""Method and layout that a packing of auto-round is equal to."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -51,112 +64,83 @@ class GroupedIntegers:
         return f"{self.layout}-int{self.bits}"
 
 
-def read_quantisation(config: Mapping[str, Any], folder: Path) -> GroupedIntegers | None:
-    """What config.json says; None: nothing is quantised.
-    Raises UnsupportedModelFile: a method, or a variant of one, that is not read."""
-    fields = config.get("quantization_config")
-    if not fields:
-        return None
-    fields = fields if isinstance(fields, dict) else {}
-    method = fields.get("quant_method")
+def read_grouped_integers(fields: Fields) -> LayerTensors:
+    """What config.json says of gptq, awq or auto-round.
+    Raises NotRead: a variant that is not read."""
+    method = fields["quant_method"]
+    if method == "auto-round":
+        fields, method = _of_auto_round(fields)
+    how = _read_awq(fields) if method == "awq" else _read_gptq(fields)
+    return LayerTensors(
+        type_name=how.type_name,
+        needed=_NEEDED,
+        as_one=partial(_as_one, how=how),
+        allowed=frozenset({"g_idx"}),
+    )
 
-    def refuse(what: str, instead: str = _INSTEAD) -> NoReturn:
-        raise UnsupportedModelFile(
-            f"{folder} is quantised with {method or 'an unnamed method'}{what}, which is not "
-            f"read; {instead}"
-        )
 
-    if method not in ("gptq", "awq"):
-        refuse("")
-    allowed_bits = (4, 8) if method == "gptq" else (4,)
+def _of_auto_round(fields: Fields) -> tuple[Fields, str]:
+    """The fields as GPTQ or AWQ has them."""
+    packing = str(fields.get("packing_format", "auto_round:auto_gptq"))
+    if packing not in _AUTO_ROUND:
+        raise NotRead(f"in the packing {packing!r}, not {' or '.join(map(repr, _AUTO_ROUND))}")
+    if (kind := fields.get("data_type", "int")) != "int":
+        raise NotRead(f"in the type {kind!r}, not 'int'")
+    bits = fields.get("bits")
+    for name, own in (fields.get("extra_config") or {}).items():
+        if own.get("bits", bits) in (16, 32):  # it is not quantised
+            continue
+        for field in ("bits", "group_size"):
+            if own.get(field, fields.get(field)) != fields.get(field):
+                raise NotRead(f"with {field} {own[field]} for {name}, not {fields.get(field)}")
+    method, layout = _AUTO_ROUND[packing]
+    return {**fields, "checkpoint_format": layout}, method
+
+
+def _check_numbers(fields: Fields, allowed_bits: tuple[int, ...]) -> GroupedIntegers:
     bits: Any = fields.get("bits")
     group_size: Any = fields.get("group_size")
     if bits not in allowed_bits:
-        refuse(f" in {bits} bits, not in {' or '.join(map(str, allowed_bits))}")
+        raise NotRead(f"in {bits} bits, not in {' or '.join(map(str, allowed_bits))}")
     if group_size not in _GROUP_SIZES:
-        refuse(f" in groups of {group_size} inputs, not of 32, 64, 128 or all (-1)")
-    if method == "awq":
-        version = str(fields.get("version", "gemm")).lower()
-        if version != "gemm":
-            refuse(f' in the layout "{version}", not "gemm"', f"convert it, or {_INSTEAD}")
-        if fields.get("zero_point") is False:
-            refuse(" without zero points")
-        return GroupedIntegers("awq", 4, group_size)
+        raise NotRead(f"in groups of {group_size} inputs, not of 32, 64, 128 or all (-1)")
+    return GroupedIntegers("awq", bits, group_size)
+
+
+def _read_awq(fields: Fields) -> GroupedIntegers:
+    how = _check_numbers(fields, (4,))
+    version = str(fields.get("version", "gemm")).lower()
+    if version != "gemm":
+        raise NotRead(f'in the layout "{version}", not "gemm"', f"convert it, or {INSTEAD}")
+    if fields.get("zero_point") is False:
+        raise NotRead("without zero points")
+    return how
+
+
+def _read_gptq(fields: Fields) -> GroupedIntegers:
+    how = _check_numbers(fields, (4, 8))
     if fields.get("desc_act"):
-        refuse(
-            " in the order of its activations (desc_act)",
-            f"use a version with desc_act false, or {_INSTEAD.removeprefix('use ')}",
+        raise NotRead(
+            "in the order of its activations (desc_act)",
+            f"use a version with desc_act false, or {INSTEAD.removeprefix('use ')}",
         )
     layout: Any = fields.get("checkpoint_format") or fields.get("format") or "gptq"
     if fields.get("is_marlin_format"):
         layout = "marlin"
     if layout not in ("gptq", "gptq_v2"):
-        refuse(f' in the layout "{layout}", not "gptq" or "gptq_v2"', f"convert it, or {_INSTEAD}")
-    if fields.get("pack_dtype", "int32") != "int32":
-        refuse(f" in words of {fields['pack_dtype']}, not int32")
-    if fields.get("dynamic"):
-        refuse(" in a way of its own for each layer (dynamic)")
-    return GroupedIntegers(layout, bits, group_size)
-
-
-def find_layers(names: Collection[str], folder: Path) -> dict[str, frozenset[str]]:
-    """Prefixes of quantised layers, such as "model.layers.0.mlp.up_proj", with the suffixes of the
-    tensors that each has.
-
-    Raises:
-        UnsupportedModelFile: no layer has the tensors of these layouts.
-        BrokenModelFile: a layer has some of them only.
-    """
-    found: dict[str, set[str]] = {}
-    for name in names:
-        prefix, _, suffix = name.rpartition(".")
-        if suffix in _SUFFIXES:
-            found.setdefault(prefix, set()).add(suffix)
-    if not found:
-        raise UnsupportedModelFile(
-            f"{folder} is quantised by its config.json, but no tensor is called qweight; it is of "
-            f"another layout: {_INSTEAD}"
+        raise NotRead(
+            f'in the layout "{layout}", not "gptq" or "gptq_v2"', f"convert it, or {INSTEAD}"
         )
-    for prefix, suffixes in found.items():
-        if missing := _NEEDED - suffixes:
-            raise BrokenModelFile(
-                f"{folder} lacks {', '.join(sorted(missing))} of the quantised layer {prefix}; "
-                f"download its weight files again"
-            )
-    return {prefix: frozenset(suffixes) for prefix, suffixes in found.items()}
+    if fields.get("pack_dtype", "int32") != "int32":
+        raise NotRead(f"in words of {fields['pack_dtype']}, not int32")
+    if fields.get("dynamic"):
+        raise NotRead("in a way of its own for each layer (dynamic)")
+    return dataclasses.replace(how, layout=layout)
 
 
-def join_layers(
-    tensors: Iterable[tuple[str, torch.Tensor]],
-    layers: Mapping[str, frozenset[str]],
-    quantisation: GroupedIntegers,
-) -> Iterator[tuple[str, WeightPart]]:
-    """The tensors, those of a quantised layer as its one weight [N, E] when the last has come.
-
-    Raises:
-        BrokenModelFile: shapes or types that contradict each other or the configuration.
-        UnsupportedModelFile: inputs in an order of their own.
-    """
-    waiting: dict[str, dict[str, torch.Tensor]] = {}
-    for name, tensor in tensors:
-        prefix, _, suffix = name.rpartition(".")
-        if prefix not in layers or suffix not in _SUFFIXES:
-            yield name, tensor
-            continue
-        arrays = waiting.setdefault(prefix, {})
-        arrays[suffix] = tensor
-        if arrays.keys() == layers[prefix]:
-            yield f"{prefix}.weight", _as_one(prefix, waiting.pop(prefix), quantisation)
-
-
-def dequantised(part: WeightPart) -> torch.Tensor:
-    """A tensor as it is, a quantised one in float32."""
-    from kernels.interface.weights import QuantisedTensor
-
-    return part.dequantise() if isinstance(part, QuantisedTensor) else part
-
-
-def _as_one(prefix: str, arrays: dict[str, torch.Tensor], how: GroupedIntegers) -> QuantisedTensor:
+def _as_one(
+    prefix: str, arrays: Mapping[str, torch.Tensor], how: GroupedIntegers
+) -> QuantisedTensor:
     import torch
 
     from kernels.interface.weights import QuantisedTensor
@@ -182,7 +166,7 @@ def _as_one(prefix: str, arrays: dict[str, torch.Tensor], how: GroupedIntegers) 
             f"need qzeros {wanted[0]} and scales {wanted[1]} and whole groups; they are "
             f"{shapes[0]} and {shapes[1]}: config.json belongs to other weights"
         )
-    order = arrays.pop("g_idx", None)
+    order = arrays.get("g_idx")
     if order is not None and not torch.equal(order.long(), torch.arange(num_inputs) // group_size):
         raise UnsupportedModelFile(
             f"{prefix} is quantised with its inputs in an order of their own (g_idx), which is not "
@@ -194,11 +178,11 @@ def _as_one(prefix: str, arrays: dict[str, torch.Tensor], how: GroupedIntegers) 
     return QuantisedTensor(
         type_name=how.type_name,
         shape=(num_outputs, num_inputs),
-        arrays=arrays,
+        arrays={"qweight": qweight, "qzeros": qzeros, "scales": scales},
         decode=lambda given: decode(given, how),
-        block_inputs=max(how.group_size, _LEAST_GROUP),
+        block_inputs=max(how.group_size, GROUP_INPUTS),
         inputs_first=True,
-        blocks="" if num_inputs % _LEAST_GROUP else "Q8_0" if how.bits == 8 else zeros,
+        blocks="" if num_inputs % GROUP_INPUTS else "Q8_0" if how.bits == 8 else zeros,
     )
 
 
@@ -216,18 +200,9 @@ def decode(arrays: Mapping[str, torch.Tensor], how: GroupedIntegers) -> GroupedC
     if how.layout == "awq":
         codes_NE, zeros_NG = (_awq_outputs(arrays[name]) for name in ("qweight", "qzeros"))
         return GroupedCodes(codes_NE, scales_NG, zeros_NG)
-    codes_NE = unpacked(arrays["qweight"].T.contiguous(), how.bits)
-    zeros_NG = unpacked(arrays["qzeros"].contiguous(), how.bits).T.short()
+    codes_NE = unpacked(arrays["qweight"].T, how.bits)
+    zeros_NG = unpacked(arrays["qzeros"], how.bits).T.short()
     return GroupedCodes(codes_NE, scales_NG, zeros_NG + (how.layout == "gptq"))
-
-
-def unpacked(words: torch.Tensor, bits: int) -> torch.Tensor:
-    """int32 [A, C], of several values each, the first in the low bits -> uint8 [A, C * 32 / bits].
-    4 or 8 bits."""
-    import torch
-
-    octets = words.view(torch.uint8)
-    return octets if bits == 8 else torch.stack((octets & 15, octets >> 4), -1).flatten(1)
 
 
 def _awq_outputs(words: torch.Tensor) -> torch.Tensor:

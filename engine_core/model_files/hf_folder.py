@@ -5,23 +5,17 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
-from functools import cached_property, partial
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from engine_core.model_files.errors import ModelNotFound, UnsupportedModelFile
 from engine_core.model_files.fingerprint import fingerprint_files
-from engine_core.model_files.float8 import find_float8_layers, join_float8_layers, read_float8
-from engine_core.model_files.grouped_integers import (
-    dequantised,
-    find_layers,
-    join_layers,
-    read_quantisation,
-)
 from engine_core.model_files.hf_tokenizer import read_folder_tokenizer, tokenizer_files
 from engine_core.model_files.interface import EncoderFile, TokenizerFiles
 from engine_core.model_files.json_file import read_json_object, read_json_object_if_present
-from engine_core.model_files.mxfp4 import MXFP4, find_mxfp4_stacks, is_mxfp4, join_mxfp4
+from engine_core.model_files.quantised_folder import read_quantisation
+from engine_core.model_files.quantised_layers import Parts, Tensors, dequantised
 from engine_core.model_files.safetensors_shards import (
     count_elements,
     find_safetensors_shards,
@@ -90,10 +84,7 @@ class HfFolder:
         for name in _HOW_QUANTISED:
             if (how := (inner_text(self.config) or {}).get(name)) is not None:
                 self.config.setdefault(name, how)
-        float8 = read_float8(self.config, folder)
-        has_mxfp4 = is_mxfp4(self.config)
-        is_other = float8 is None and not has_mxfp4
-        grouped = read_quantisation(self.config, folder) if is_other else None
+        how = read_quantisation(self.config, folder)
         # they describe the files, and `tensors` gives what a plain folder would hold
         self.config = _without(self.config, _HOW_QUANTISED)
         self.generation_config: dict[str, Any] = read_json_object_if_present(
@@ -107,18 +98,10 @@ class HfFolder:
             heads = [name for name in names if (text_tensor(name) or "").startswith("lm_head.")]
             self.config["tie_word_embeddings"] = not heads
         self.quantised_types: frozenset[str] = frozenset()
-        self._join: Callable[..., Iterator[tuple[str, WeightPart]]] | None = None
-        if float8 is not None:
-            self.quantised_types = frozenset({float8.type_name})
-            layers = find_float8_layers(names, folder, float8)
-            self._join = partial(join_float8_layers, layers=layers, how=float8)
-        elif has_mxfp4:
-            self.quantised_types = frozenset({MXFP4})
-            self._join = partial(join_mxfp4, stacks=find_mxfp4_stacks(names, folder))
-        elif grouped is not None:
-            self.quantised_types = frozenset({grouped.type_name})
-            layers = find_layers(names, folder)
-            self._join = partial(join_layers, layers=layers, quantisation=grouped)
+        self._join: Callable[[Tensors], Parts] | None = None
+        if how is not None:
+            self.quantised_types = frozenset({how.type_name})
+            self._join = how.joining(names, folder)
 
     @cached_property
     def eos_token_ids(self) -> tuple[int, ...]:

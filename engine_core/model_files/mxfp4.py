@@ -9,25 +9,30 @@ gpt-oss (quant_method "mxfp4"). Shape suffixes: X experts, N outputs, G groups o
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Mapping
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from engine_core.model_files.errors import BrokenModelFile
+from engine_core.model_files.quantised_layers import Parts, Tensors
 
 if TYPE_CHECKING:
     import torch
 
-    from kernels.interface.weights import QuantisedTensor, WeightPart
+    from kernels.interface.weights import QuantisedTensor
 
 MXFP4 = "mxfp4"
 _BLOCK_INPUTS, _BLOCK_BYTES = 32, 16
 
 
-def is_mxfp4(config: Mapping[str, Any]) -> bool:
-    """Whether config.json says so."""
-    fields = config.get("quantization_config")
-    return isinstance(fields, dict) and fields.get("quant_method") == MXFP4
+class Mxfp4Experts:
+    """Implements `QuantisedLayers`."""
+
+    type_name = MXFP4
+
+    def joining(self, names: Collection[str], folder: Path) -> Callable[[Tensors], Parts]:
+        return partial(join_mxfp4, stacks=find_mxfp4_stacks(names, folder))
 
 
 def find_mxfp4_stacks(names: Collection[str], folder: Path) -> frozenset[str]:
@@ -43,9 +48,7 @@ def find_mxfp4_stacks(names: Collection[str], folder: Path) -> frozenset[str]:
     return frozenset(blocks)
 
 
-def join_mxfp4(
-    tensors: Iterable[tuple[str, torch.Tensor]], stacks: Collection[str]
-) -> Iterator[tuple[str, WeightPart]]:
+def join_mxfp4(tensors: Tensors, stacks: Collection[str]) -> Parts:
     """The tensors, those of a stack as the weights [N, E] of its experts when both have come.
     Raises BrokenModelFile: shapes or types that contradict each other."""
     waiting: dict[str, torch.Tensor] = {}
@@ -61,7 +64,7 @@ def join_mxfp4(
         _check(stem, blocks, scales)
         layer, _, projection = stem.rpartition(".")
         for expert, pair in enumerate(zip(blocks, scales, strict=True)):
-            yield f"{layer}.{expert}.{projection}.weight", _as_one(*pair)
+            yield f"{layer}.{expert}.{projection}.weight", mxfp4_tensor(*pair)
 
 
 def _check(stem: str, blocks: torch.Tensor, scales: torch.Tensor) -> None:
@@ -79,7 +82,8 @@ def _check(stem: str, blocks: torch.Tensor, scales: torch.Tensor) -> None:
         )
 
 
-def _as_one(blocks_NGB: torch.Tensor, scales_NG: torch.Tensor) -> QuantisedTensor:
+def mxfp4_tensor(blocks_NGB: torch.Tensor, scales_NG: torch.Tensor) -> QuantisedTensor:
+    """[N, 32 * G] of bytes [N, G, 16] and exponents [N, G]."""
     from kernels.interface.weights import QuantisedTensor
 
     num_outputs, num_groups = scales_NG.shape

@@ -66,21 +66,28 @@ _FORMS: dict[str, tuple[Callable[[GroupedCodes, torch.Tensor], None], int]] = {
 def _in_bytes(codes: GroupedCodes, blocks: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """(scales [N, B], signed bytes [N, B, 32]) of blocks of 32 inputs.
 
-    Signed bytes, and unsigned ones with a zero of 128, are exact. Of float8 a step is the power of
+    Signed bytes, and unsigned ones with a zero of 128, are exact. A table's values are rounded to
+    1/127 of its largest. Of float8 a step is the power of
     two by which a block's largest value is 64 to 120 steps: values from an eighth of it on are
     exact, smaller ones off by half a step at most. Others are rounded to 1/127 of the largest."""
-    codes_NE, zeros_NG = codes.codes_NE, codes.zeros_NG
+    codes_NE, scales_NG, zeros_NG = codes.codes_NE, codes.scales_NG, codes.zeros_NG
     shape = (*blocks.shape[:2], _GROUP)
-    if zeros_NG is None and codes_NE.dtype is torch.int8:
-        return _for_32(codes.scales_NG, blocks), codes_NE.reshape(shape)
-    if codes_NE.dtype is torch.uint8 and zeros_NG is not None and bool((zeros_NG == 128).all()):
-        return _for_32(codes.scales_NG, blocks), (codes_NE ^ 128).view(torch.int8).view(shape)
-    if codes_NE.dtype is torch.float8_e4m3fn:
+    if codes_NE.shape[1] // scales_NG.shape[1] % _GROUP:  # several scales a block
+        pass
+    elif codes.table is not None:
+        step = float(codes.table.abs().max()) / _LARGEST
+        bytes_of_places = (codes.table / step).round().to(torch.int8)
+        return _for_32(scales_NG * step, blocks), bytes_of_places[codes_NE.int()].view(shape)
+    elif zeros_NG is None and codes_NE.dtype is torch.int8:
+        return _for_32(scales_NG, blocks), codes_NE.reshape(shape)
+    elif zeros_NG is None and codes_NE.dtype is torch.float8_e4m3fn:
         values_NBI = _times_2_to_minus_8(codes_NE).view(shape)
         exponents_NB = torch.frexp(_largest(values_NBI)).exponent - 7
         steps_NB = torch.exp2(exponents_NB.float())
-        scales_NB = _for_32(codes.scales_NG * 2**8, blocks) * steps_NB
+        scales_NB = _for_32(scales_NG * 2**8, blocks) * steps_NB
         return scales_NB, _rounded(values_NBI, steps_NB)
+    elif codes_NE.dtype is torch.uint8 and zeros_NG is not None and bool((zeros_NG == 128).all()):
+        return _for_32(scales_NG, blocks), (codes_NE ^ 128).view(torch.int8).view(shape)
     values_NBI = codes.dequantise().view(shape)
     steps_NB = _largest(values_NBI) / _LARGEST
     return steps_NB, _rounded(values_NBI, steps_NB)

@@ -103,7 +103,9 @@ class QuantisedTensor:
     Attributes:
         type_name: what `arrays` mean: GGUF's name of a block type, such as "Q4_1", or
             "gptq-int4", "gptq-int8", "gptq_v2-int4", "gptq_v2-int8", "awq-int4", "fp8",
-            "fp8-block", and the last two with "-w8a16": activations are not rounded; "mxfp4".
+            "fp8-block", and the last two with "-w8a16": activations are not rounded; "mxfp4"; and
+            "w4a16", "w8a16", "w8a8", "nvfp4", "bnb-nf4", "bnb-fp4", "bnb-int8", which `decode`
+            tells all of.
         shape: (N, E).
         arrays: by name. Of a GGUF type there is one: "blocks", uint8 [N, bytes a row], each row a
             whole number of blocks. Of GPTQ and AWQ there are "qweight", "qzeros" and "scales" as

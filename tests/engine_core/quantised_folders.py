@@ -9,6 +9,9 @@ import json
 import numpy as np
 import torch
 from safetensors.torch import save_file
+from transformers import LlamaConfig, LlamaForCausalLM
+
+from engine_core.model_files import open_model_files
 
 METHODS = {
     "gptq 4 bits": {"quant_method": "gptq", "bits": 4, "group_size": 32, "desc_act": False},
@@ -79,9 +82,10 @@ def random_layer(num_outputs, num_inputs, how, generator):
     return {name: torch.from_numpy(array) for name, array in arrays.items()}, weight_NE
 
 
-def write_quantised(folder, model, how, *, num_shards=1, zero_biases=False):
+def write_quantised(folder, model, how, *, num_shards=1, zero_biases=False, layer_of=random_layer):
     """Write `model` (transformers') with random integers for its linear layers but the head, which
-    the model is given, too. `zero_biases`: as old libraries, one for every layer.
+    the model is given, too. `zero_biases`: as old libraries, one for every layer. `layer_of`: makes
+    a layer, as `random_layer` does.
 
     Returns:
         The tensors of the folder.
@@ -92,14 +96,14 @@ def write_quantised(folder, model, how, *, num_shards=1, zero_biases=False):
         if parameter.ndim == 3:  # experts, which every tool writes one by one
             del tensors[name]
             for part, weight in experts_one_by_one(name, parameter):
-                layer, weight_NE = random_layer(*weight.shape, how, generator)
+                layer, weight_NE = layer_of(*weight.shape, how, generator)
                 weight.data.copy_(torch.from_numpy(weight_NE))
                 tensors |= {f"{part}.{suffix}": tensor for suffix, tensor in layer.items()}
     for name, module in model.named_modules():
         if not isinstance(module, torch.nn.Linear) or name == "lm_head":
             continue
         num_outputs, num_inputs = module.weight.shape
-        layer, weight_NE = random_layer(num_outputs, num_inputs, how, generator)
+        layer, weight_NE = layer_of(num_outputs, num_inputs, how, generator)
         module.weight.data = torch.from_numpy(weight_NE)
         del tensors[f"{name}.weight"]
         tensors |= {f"{name}.{suffix}": tensor for suffix, tensor in layer.items()}
@@ -132,3 +136,20 @@ def save(folder, tensors, *, num_shards=1):
         part = {name: tensors[name].contiguous() for name in names[shard::num_shards]}
         name = f"model-{shard + 1:05d}-of-{num_shards:05d}.safetensors"
         save_file(part, folder / (name if num_shards > 1 else "model.safetensors"))
+
+
+def make_model():
+    torch.manual_seed(0)
+    config = LlamaConfig(
+        vocab_size=40,
+        hidden_size=128,
+        intermediate_size=256,
+        num_hidden_layers=1,
+        num_attention_heads=4,
+        num_key_value_heads=1,
+    )
+    return LlamaForCausalLM(config)
+
+
+def opened(folder):
+    return open_model_files(str(folder), report=print)

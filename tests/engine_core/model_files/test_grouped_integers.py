@@ -4,32 +4,14 @@ import json
 
 import pytest
 import torch
-from quantised_folders import METHODS, save, write_quantised
-from transformers import LlamaConfig, LlamaForCausalLM
+from quantised_folders import METHODS, make_model, opened, save, write_quantised
 
-from engine_core.model_files import BrokenModelFile, UnsupportedModelFile, open_model_files
+from engine_core.model_files import BrokenModelFile, UnsupportedModelFile
 from kernels.interface.weights import QuantisedTensor
 
 LAYER = "model.layers.0.self_attn.k_proj"
 GPTQ = METHODS["gptq 4 bits"]
 AWQ = METHODS["awq"]
-
-
-def make_model():
-    torch.manual_seed(0)
-    config = LlamaConfig(
-        vocab_size=40,
-        hidden_size=128,
-        intermediate_size=256,
-        num_hidden_layers=1,
-        num_attention_heads=4,
-        num_key_value_heads=1,
-    )
-    return LlamaForCausalLM(config)
-
-
-def opened(folder):
-    return open_model_files(str(folder), report=print)
 
 
 @pytest.mark.parametrize("num_shards", [1, 3])
@@ -84,7 +66,7 @@ def test_names_of_types_say_layout_and_bits_and_plain_folders_have_none(tmp_path
 @pytest.mark.parametrize(
     ("how", "message"),
     [
-        ({"quant_method": "bitsandbytes"}, "quantised with bitsandbytes, which"),
+        ({"quant_method": "spqr"}, "quantised with spqr, which"),
         ({"bits": 4}, "an unnamed method"),
         ({**GPTQ, "bits": 3}, "gptq in 3 bits, not in 4 or 8"),
         ({**AWQ, "bits": 8}, "awq in 8 bits, not in 4"),

@@ -9,6 +9,7 @@ import json
 import pytest
 import torch
 import transformers
+from other_layers import write_other
 from quantised_folders import METHODS, save, write_quantised
 
 from engine_core.errors import StartupError
@@ -69,6 +70,9 @@ def triton_for(folder):
     return TritonOperations(CPU, quantised_types=types)
 
 
+_BLOCKS = {"Q4_0", "Q4_1", "Q8_0", "MXFP4"}
+
+
 def assert_as_kept_on_a_cpu(folder, reference, paged_logits, ops):
     """Where an input lies between two codes the last bits of what came before decide: so the
     distance is held against what rounding inputs costs at all."""
@@ -76,7 +80,7 @@ def assert_as_kept_on_a_cpu(folder, reference, paged_logits, ops):
     if ops.weight_packing(torch.float32) is None:
         assert_as_transformers(model, reference, paged_logits, ops)
         return
-    assert ops.weight_packing(torch.float32).bytes_by_format().keys() & {"Q4_0", "Q4_1", "Q8_0"}
+    assert ops.weight_packing(torch.float32).bytes_by_format().keys() & _BLOCKS
     sequences = [torch.randint(V, (length,)).tolist() for length in (13, 1)]
     ours = torch.cat(paged_logits(model, sequences, on=ops))
 
@@ -150,6 +154,14 @@ def test_the_text_of_a_whole_may_be_quantised(tmp_path, paged_logits, ops, place
 def test_a_cpu_multiplies_them_with_inputs_in_bytes(tmp_path, paged_logits, ops, name):
     reference = reference_of({"awq": QWEN2, "gptq 8 bits": EXPERTS}.get(name, LLAMA))
     write_quantised(tmp_path, reference, METHODS[name])
+    assert_as_kept_on_a_cpu(tmp_path, reference, paged_logits, ops)
+
+
+@pytest.mark.parametrize("ops", ["native"], indirect=True)
+@pytest.mark.parametrize("name", ["w4a16 with zeros", "w8a8", "nvfp4", "mxfp4", "bitsandbytes nf4"])
+def test_a_cpu_multiplies_others_codes_too(tmp_path, paged_logits, ops, name):
+    reference = reference_of(EXPERTS if name in ("w8a8", "nvfp4") else LLAMA)
+    write_other(tmp_path, reference, name)
     assert_as_kept_on_a_cpu(tmp_path, reference, paged_logits, ops)
 
 
