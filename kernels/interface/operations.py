@@ -150,7 +150,7 @@ class AttentionPlanner(ABC):
                 the last bits of such a request may differ.
             num_decode_tokens: of the first `num_decodes` requests: equal to it without drafts. 0 on
                 a GPU: any of them may decode or not, as the device finds.
-            ends_T: on a CPU alone.
+            ends_T: see AttentionMetadata; not of latents.
             num_long_prefills: see AttentionMetadata; for a GPU.
 
         Raises:

@@ -3,9 +3,9 @@
 C is the capacity in sequences, fixed when the engine starts: the columns stand at the
 same words in every step, whatever its size, so that a recorded CUDA graph finds them.
 
-    word  0        8          8 + C       8 + 2C          9 + 3C    9 + 4C    9 + 5C
-          | header | rows     | computed  | query_start   | sample  | draft   | records  | ids |
-          |   8    |    C     |    C      |    C + 1      |   C     |   C     | 4(U + 1) |  I  |
+    word  0        8      8 + C      8 + 2C        9 + 3C   9 + 4C  9 + 5C  9 + 6C
+          | header | rows | computed | query_start | sample | draft | shift | records  | ids |
+          |   8    |  C   |    C     |    C + 1    |   C    |   C   |   C   | 4(U + 1) |  I  |
 
     header       R sequences, T tokens, N sampled sequences, U updates, word of the records, word of
                  the ids, 0, 0
@@ -14,6 +14,7 @@ same words in every step, whatever its size, so that a recorded CUDA graph finds
     query_start  where its tokens start in the step; word R of the column is T
     sample       index among the tokens sampled in this step; -1: it is not sampled
     draft        the token that the entry computes, if it is a draft; else -1
+    shift        what its tokens' positions are more than their places in the sequence
     records      (table, row, start, first id) an update, then (0, 0, 0, I); the ids of update u are
                  ids[first of u : first of u + 1] and go to table[row, start:]
 
@@ -84,8 +85,12 @@ class PackedLayout:
         return HEADER_WORDS + 4 * self.capacity + 1
 
     @property
-    def records_at(self) -> int:
+    def shift_at(self) -> int:
         return HEADER_WORDS + 5 * self.capacity + 1
+
+    @property
+    def records_at(self) -> int:
+        return HEADER_WORDS + 6 * self.capacity + 1
 
     def num_words(self, updates: Sequence[RowUpdate] = ()) -> int:
         """Words that a step with these updates takes."""
@@ -103,6 +108,7 @@ def pack_step(
     num_scheduled: IntArray,
     needs_sampling: npt.NDArray[np.bool_],
     drafts: IntArray | None = None,
+    shifts: IntArray | None = None,
     updates: Sequence[RowUpdate] = (),
 ) -> int:
     """Write a step into `words`. Returns how many words to copy. Raises ValueError: more sequences
@@ -114,7 +120,7 @@ def pack_step(
         num_computed: [R], tokens in the cache before this step.
         num_scheduled: [R], tokens in this step, at least 1.
         needs_sampling: [R], see above. The n-th sampled sequence gets the n-th sampled token.
-        drafts: [R], see above; None: there are none.
+        drafts, shifts: [R], see above; None: there are none.
         updates: carried out before the step's tokens are read; no two may write one cell.
     """
     num_sequences, needed = len(rows), layout.num_words(updates)
@@ -137,6 +143,7 @@ def pack_step(
     words[layout.rows_at :][:num_sequences] = rows
     words[layout.computed_at :][:num_sequences] = num_computed
     words[layout.draft_at :][:num_sequences] = -1 if drafts is None else drafts
+    words[layout.shift_at :][:num_sequences] = 0 if shifts is None else shifts
     words[:HEADER_WORDS] = (
         num_sequences,
         query_start[-1],
@@ -197,7 +204,7 @@ class StepTensors:
 
     Attributes:
         token_ids_T: int64 [T].
-        positions_T: int64 [T].
+        positions_T: int64 [T], with the shift of each sequence.
         slot_mappings_GT: int64 [G, T]; of groups whose blocks have `block_size` tokens.
         query_start_loc_R1: int32 [R + 1]; padding starts and ends where the real tokens end.
         seq_lens_R: int32 [R], tokens in the cache after this step.

@@ -77,6 +77,7 @@ def prepare_step_kernel(
     COMPUTED_AT: tl.constexpr,
     QUERY_START_AT: tl.constexpr,
     SAMPLE_INDEX_AT: tl.constexpr,
+    SHIFT_AT: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
     # programs: (0 .. R - 1: a sequence each, real or padding; R: what is behind all of them) x G
@@ -92,6 +93,7 @@ def prepare_step_kernel(
         start = tl.load(packed_ptr + QUERY_START_AT + sequence)
         stop = tl.load(packed_ptr + QUERY_START_AT + sequence + 1)
         sample_index = tl.load(packed_ptr + SAMPLE_INDEX_AT + sequence)
+        shift = tl.load(packed_ptr + SHIFT_AT + sequence)
         seq_len = computed + stop - start
         if group == 0:
             tl.store(query_start_ptr + sequence, start)
@@ -107,7 +109,8 @@ def prepare_step_kernel(
                 at = row_tokens_ptr + row * max_len + position_T
                 token_T = tl.load(at, mask=is_token_T, other=0).to(tl.int64)
                 tl.store(token_ids_ptr + start + offset_T, token_T, mask=is_token_T)
-                tl.store(positions_ptr + start + offset_T, position_T.to(tl.int64), mask=is_token_T)
+                shifted_T = (position_T + shift).to(tl.int64)
+                tl.store(positions_ptr + start + offset_T, shifted_T, mask=is_token_T)
             block_T = tl.load(row_table_ptr + position_T // S, mask=is_token_T, other=0)
             slot_T = block_T.to(tl.int64) * S + position_T % S
             tl.store(slots_ptr + start + offset_T, slot_T, mask=is_token_T)
@@ -210,6 +213,7 @@ def prepare_step(
         out.slot_mappings_GT.stride(0),
         out.block_tables_GRM.stride(0),
         S=block_size,
+        SHIFT_AT=layout.shift_at,
         BLOCK=BLOCK_SIZE,
         num_warps=NUM_WARPS,
         **columns_of(layout),

@@ -5,6 +5,7 @@ import torch
 from kernels.backends import select_operations
 from kernels.interface.operations import AttentionParams, AttentionSpec
 from kernels.torch.operations import TorchOperations
+from kernels.triton.operations import TritonOperations
 from tests.covering import covering_pairs
 from tests.kernels.paged_steps import make_cache
 
@@ -14,6 +15,7 @@ STEPS = [
     ([(0, 150, [(3, 140)])]),
     ([(7, 40, [(9, 20), (21, 40)]), (30, 1, []), (0, 9, [(0, 9)])]),
     ([(70, 130, [(64, 100), (190, 200)])]),
+    ([(1100, 40, [(1103, 1139)])]),  # few tokens that see many keys
 ]
 
 
@@ -21,10 +23,11 @@ def backends():
     return {
         "native": (select_operations(torch.device("cpu")), torch.float32),
         "torch": (TorchOperations(), torch.float32),
+        "triton": (TritonOperations(torch.device("cpu")), torch.float32),
     }
 
 
-@covering_pairs(window=[None, 5, 70], step=STEPS, name=["native", "torch"])
+@covering_pairs(window=[None, 5, 70], step=STEPS, name=["native", "torch", "triton"])
 def test_a_run_sees_all_of_itself_within_the_window(name, step, window):
     ops, dtype = backends()[name]
     generator = torch.Generator().manual_seed(0)
@@ -32,7 +35,7 @@ def test_a_run_sees_all_of_itself_within_the_window(name, step, window):
     num_blocks = sum(-(-length // S) for length in lengths) + 1
     spec = AttentionSpec(
         num_query_heads=H, num_kv_heads=K, head_size=D, block_size=S, sliding_window=window,
-        max_num_seqs=4, max_num_batched_tokens=512, max_model_len=512, dtype=dtype, kv_dtype=dtype,
+        max_num_seqs=4, max_num_batched_tokens=512, max_model_len=2048, dtype=dtype, kv_dtype=dtype,
     )  # fmt: skip
     cache = make_cache(ops, num_blocks, S, K, D, dtype)
     for part in cache.parts:
@@ -62,7 +65,10 @@ def test_a_run_sees_all_of_itself_within_the_window(name, step, window):
     out_THD = ops.paged_attention(q_THD, *cache.parts, metadata, params)
     token = 0
     for row, (before, count, _) in enumerate(step):
-        keys, values = (part[table[row].long()].flatten(0, 1) for part in cache.parts)
+        keys, values = (part[table[row].long()] for part in cache.parts)
+        if name == "triton":  # which keeps the tokens of a head together
+            keys, values = keys.transpose(1, 2), values.transpose(1, 2)
+        keys, values = keys.flatten(0, 1), values.flatten(0, 1)
         for position in range(before, before + count):
             low = 0 if window is None else max(0, position - window + 1)
             seen = slice(low, ends[token])

@@ -31,6 +31,7 @@ class _Sequence:
     start: int
     stop: int
     sample_index: int
+    shift: int
     drafts: tuple[int, ...]
     """Before it in this step, in order."""
 
@@ -52,6 +53,7 @@ def _sequences(packed: torch.Tensor, layout: PackedLayout) -> list[_Sequence]:
                 start=starts[index],
                 stop=starts[index + 1],
                 sample_index=words[layout.sample_index_at + index],
+                shift=words[layout.shift_at + index],
                 drafts=() if draft < 0 else (*found[-1].drafts, draft),
             )
         )
@@ -96,7 +98,7 @@ class TorchDeviceSteps:
             tables_GM = rows.block_tables[:, sequence.row]
             out.query_start_loc_R1[index] = sequence.start
             out.seq_lens_R[index] = sequence.seq_len
-            out.positions_T[tokens] = positions
+            out.positions_T[tokens] = positions + sequence.shift
             out.token_ids_T[tokens] = rows.token_ids[sequence.row, positions].long()
             blocks_GT = tables_GM[:, positions // block_size].long()
             out.slot_mappings_GT[:, tokens] = blocks_GT * block_size + positions % block_size

@@ -151,6 +151,8 @@ class AttentionCall(NamedTuple):
         shape = (self.work.num_requests, table_RM.shape[-1])
         check_tensor("block_table_RM", table_RM, shape, torch.int32, device, contiguous_dims=1)
         q_THD, out_THD = self.q_THD, self.out_THD
+        if (ends_T := self.work.ends_T) is not None:
+            check_tensor("ends_T", ends_T, q_THD.shape[:1], torch.int32, device)
         check_tensor("out", out_THD, q_THD.shape, q_THD.dtype, device, contiguous_dims=1)
 
 

@@ -92,7 +92,7 @@ def decode_kernel(
         for first_key in range(key_start // BLOCK_N * BLOCK_N, key_stop, BLOCK_N):
             acc_MD, peak_M, total_M = attend_tile(
                 q_MD, acc_MD, peak_M, total_M, first_key, key_start, key_stop,
-                position_M, slope_M, k_cache, v_cache, table,
+                position_M, position_M, slope_M, k_cache, v_cache, table,
                 score_scale, multiplier, window,
                 D, D_PAD, S, BLOCK_STRIDE, SLOT_STRIDE, BLOCK_N, True, QUERIES == 1,
                 HAS_WINDOW, HAS_SOFTCAP, HAS_ALIBI, False,

@@ -96,6 +96,8 @@ class TritonAttentionPlanner(AttentionPlanner):
                 than one token.
             TypeError: `query_start_loc_R1` or `seq_lens_R` is not int32.
         """
+        if step.ends_T is not None and self._spec.value_size is not None:
+            raise ValueError("tokens that see behind themselves have no kernel for latents")
         num_requests = step.seq_lens_R.shape[0]
         if num_decode_tokens > num_decodes:
             raise ValueError(
@@ -112,6 +114,7 @@ class TritonAttentionPlanner(AttentionPlanner):
             num_prefill_tokens=step.slot_mapping_T.shape[0] - num_decode_tokens,
             # without decodes even one token may have its keys split
             num_long_prefills=None if self._only_tiles else step.num_long_prefills,
+            ends_T=step.ends_T,
         )
 
 

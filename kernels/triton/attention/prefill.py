@@ -4,7 +4,8 @@ see many keys, programs take splits of these, and the last of a tile joins them.
     keys of a tile    [low ---- | ------- all visible to every row ------- | diagonal ---- stop)
                        masked      no masks, whole tiles of BLOCK_N keys      masked
     (the masked part on the left exists with a sliding window only, and no key left of it is read;
-    where rows see both sides of themselves, whole tiles reach to the sequence's end, or a window's)
+    where rows see both sides of themselves, whole tiles reach to the sequence's end, or a window's;
+    where some have ends of their own, the masked part on the right reaches to the last of these)
 
 Key tiles are always visited from the left and start at multiples of BLOCK_N, so that a query's
 result does not depend on how its prompt was chunked. The specification is in `attention`."""
@@ -34,6 +35,7 @@ def prefill_kernel(
     partial_lse,  # float32 [slots, K, BLOCK_M], likewise, in units of log2
     arrivals,  # int32 [slots, K], all 0 before and after
     out_THD,  # [T, H, D], written
+    ends_T,  # int32 [T], behind the last key that each token sees, read if HAS_ENDS
     table_stride,
     q_token_stride,
     q_head_stride,
@@ -61,6 +63,7 @@ def prefill_kernel(
     HAS_ALIBI: tl.constexpr,
     HAS_SINKS: tl.constexpr,
     BOTH_SIDES: tl.constexpr,  # of sequences that are whole in the step
+    HAS_ENDS: tl.constexpr,
     PDL: tl.constexpr,
 ):
     """Program (tile, or split of a tile; key/value head)."""
@@ -102,6 +105,10 @@ def prefill_kernel(
         left = 0
         right = (position + 1) // BLOCK_N * BLOCK_N
         stop = key_stop
+        last_M = position_M
+        if HAS_ENDS:
+            last_M = tl.load(ends_T + token_M, mask=valid_M, other=0) - 1
+            stop = tl.max(last_M, axis=0) + 1
         if BOTH_SIDES:
             stop = position + tl.load(entry + 2) - token_start
             right = stop // BLOCK_N * BLOCK_N
@@ -130,7 +137,7 @@ def prefill_kernel(
             for first_key in range(first, left, BLOCK_N):
                 acc_MD, peak_M, total_M = attend_tile(
                     q_MD, acc_MD, peak_M, total_M, first_key, low, stop,
-                    position_M, slope_M, k_cache, v_cache, table,
+                    position_M, last_M, slope_M, k_cache, v_cache, table,
                     score_scale, multiplier, window,
                     D, D_PAD, S, BLOCK_STRIDE, SLOT_STRIDE, BLOCK_N, True, False,
                     HAS_WINDOW, HAS_SOFTCAP, HAS_ALIBI, BOTH_SIDES,
@@ -138,7 +145,7 @@ def prefill_kernel(
         for first_key in range(left, right, BLOCK_N):
             acc_MD, peak_M, total_M = attend_tile(
                 q_MD, acc_MD, peak_M, total_M, first_key, low, stop,
-                position_M, slope_M, k_cache, v_cache, table,
+                position_M, last_M, slope_M, k_cache, v_cache, table,
                 score_scale, multiplier, window,
                 D, D_PAD, S, BLOCK_STRIDE, SLOT_STRIDE, BLOCK_N, False, False,
                 HAS_WINDOW, HAS_SOFTCAP, HAS_ALIBI, BOTH_SIDES,
@@ -146,7 +153,7 @@ def prefill_kernel(
         for first_key in range(right, stop, BLOCK_N):
             acc_MD, peak_M, total_M = attend_tile(
                 q_MD, acc_MD, peak_M, total_M, first_key, low, stop,
-                position_M, slope_M, k_cache, v_cache, table,
+                position_M, last_M, slope_M, k_cache, v_cache, table,
                 score_scale, multiplier, window,
                 D, D_PAD, S, BLOCK_STRIDE, SLOT_STRIDE, BLOCK_N, True, False,
                 HAS_WINDOW, HAS_SOFTCAP, HAS_ALIBI, BOTH_SIDES,
@@ -209,7 +216,8 @@ def prefill_attention(call: AttentionCall) -> None:
 
     `out = softmax(scores) v`, see `paged_attention`. The running softmax over tiles is that of
     "FlashAttention-2" (Dao 2023)."""
-    work, options = call.work, call.options
+    work, options = call.work, (call.options, call.work.ends_T is None)
+    ends_T = work.ends_T
     launches = [(work.tiles_W8, work.max_tiles, 0, 0)]
     for first in range(0, work.max_split_prefills, MOST_SPLIT_PREFILLS):
         number = min(work.max_split_prefills - first, MOST_SPLIT_PREFILLS)
@@ -226,10 +234,11 @@ def prefill_attention(call: AttentionCall) -> None:
                 shared_bytes=shared_memory(call.q_THD.device),
                 tile_slots=slots,
             )
-            constants |= launch | {"BOTH_SIDES": work.both_sides}
+            constants |= launch | {"BOTH_SIDES": work.both_sides, "HAS_ENDS": ends_T is not None}
             return call.launch((number, num_kv_heads), constants, first)
 
         tensors = call.tensors(entries_W8, work.tile_arrivals)
+        tensors += (work.counts_3 if ends_T is None else ends_T,)
         _launches(tensors, (options, slots, first), prepare)
 
 

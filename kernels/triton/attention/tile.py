@@ -16,6 +16,7 @@ def attend_tile(
     key_start,  # no key outside [key_start, key_stop) is seen; a tile begins here but for windows
     key_stop,
     position_M,  # int32 [BLOCK_M], of each row's query
+    last_M,  # int32 [BLOCK_M], of the last key that each row sees; unused if BOTH_SIDES
     slope_M,  # float32 [BLOCK_M], ALiBi slopes in units of log2
     k_cache,  # -> [B, S, D] of this key/value head
     v_cache,  # -> likewise, with the same strides
@@ -96,7 +97,7 @@ def attend_tile(
         else:
             visible_MN = inside_N[None, :]
             if not BOTH_SIDES:
-                visible_MN = visible_MN & (key_N[None, :] <= position_M[:, None])
+                visible_MN = visible_MN & (key_N[None, :] <= last_M[:, None])
             elif HAS_WINDOW:
                 visible_MN = visible_MN & (key_N[None, :] < position_M[:, None] + window)
             if HAS_WINDOW:

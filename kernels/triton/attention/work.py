@@ -47,6 +47,7 @@ class AttentionWork:
         decode_arrivals_RK, tile_arrivals: int32, how many splits of a request (of a tile) are done
             and not joined; all 0 between two launches.
         num_programs: persistent programs of the decode kernel, as many as run at once.
+        ends_T: int32 [T], see `AttentionMetadata`; read for prefills.
     """
 
     num_requests: int
@@ -70,6 +71,7 @@ class AttentionWork:
     decode_arrivals_RK: torch.Tensor
     tile_arrivals: torch.Tensor
     num_programs: int
+    ends_T: torch.Tensor | None = None
 
     @property
     def host_numbers(self) -> tuple[int | None, ...]:
@@ -232,6 +234,7 @@ class AttentionWorkspace:
         num_prefills: int = 0,
         num_prefill_tokens: int = 0,
         num_long_prefills: int | None = None,
+        ends_T: torch.Tensor | None = None,
     ) -> AttentionWork:
         """List the work of a step; launches one kernel and does not wait for it.
 
@@ -246,6 +249,7 @@ class AttentionWorkspace:
             num_prefill_tokens: query tokens of all prefills, or more.
             num_long_prefills: of them those with more than SHORTEST_TILE_SPLIT keys, or more; None:
                 perhaps all.
+            ends_T: see `AttentionMetadata`; of a request with one token it is that token's own.
 
         Raises:
             TypeError: a tensor is not int32.
@@ -286,6 +290,7 @@ class AttentionWorkspace:
             has_decodes=has_decodes and num_requests > 0,
             max_tiles=self._max_tiles(num_prefill_tokens, num_prefills) if num_prefills else 0,
             max_split_prefills=min(num_long, num_prefills) if limits.tile_slots else 0,
+            ends_T=ends_T,
         )
 
 

@@ -350,6 +350,12 @@ def prefill_attention(shared_bytes: int) -> Iterator[KernelVariant]:
         (("fp32 G=4 D=128 S=16 window", FP32, 8, 4, 128, 16, FP32), "WINDOW"),
         (("bf16 G=1 D=64 S=8 both sides", BF16, 12, 1, 64, 8, BF16), "BOTH"),
         (("bf16 G=3 D=256 S=8 both sides window", BF16, 1, 3, 256, 8, BF16), "BOTH WINDOW"),
+        (("bf16 G=2 D=256 S=16 ends", BF16, 8, 2, 256, 16, BF16), "ENDS"),
+        (("bf16 G=2 D=256 S=16 ends window", BF16, 8, 2, 256, 16, BF16), "ENDS WINDOW"),
+        (("bf16 G=2 D=256 S=16 splits ends", BF16, 8, 2, 256, 16, BF16), "ENDS"),
+        (("fp8 G=2 D=256 S=16 ends window", BF16, 8, 2, 256, 16, FP8), "ENDS WINDOW"),
+        (("bf16 G=8 D=512 S=16 ends", BF16, 2, 8, 512, 16, BF16), "ENDS"),
+        (("fp8 G=8 D=512 S=16 ends", BF16, 2, 8, 512, 16, FP8), "ENDS"),
     ]
     for (name, dtype, kv_heads, group, head_size, block_size, kv_dtype), options in cases:
         is_wide = dtype == FP32 and head_size > 64
@@ -373,10 +379,11 @@ def prefill_attention(shared_bytes: int) -> Iterator[KernelVariant]:
             name=f"prefill {name}",
             kernel=attention_prefill.prefill_kernel,
             arguments=_attention_arguments(kv_heads, group, head_size, block_size, dtype, kv_dtype)
-            | {"tiles_W8": INT32, "counts_3": INT32, "arrivals": INT32, "first_prefill": 0},
+            | dict.fromkeys(("tiles_W8", "counts_3", "arrivals", "ends_T"), INT32)
+            | {"first_prefill": 0},
             constants=constants
             | _attention_constants(kv_heads, block_size, head_size, options)
-            | {"BOTH_SIDES": "BOTH" in options},
+            | {"BOTH_SIDES": "BOTH" in options, "HAS_ENDS": "ENDS" in options},
             needs_prefetch=dtype != FP32,
             needs_wgmma=True,
             **spills,
@@ -1030,7 +1037,7 @@ def inputs_of_a_step() -> Iterator[KernelVariant]:
             | {"row_table_stride_g": 256 * 512, "num_tokens": 255, "num_sequences": 255}
             | {"slot_stride_g": 255, "out_table_stride_g": 255},
             constants=step_inputs.columns_of(layout)
-            | {"S": block_size, "BLOCK": step_inputs.BLOCK_SIZE},
+            | {"S": block_size, "SHIFT_AT": layout.shift_at, "BLOCK": step_inputs.BLOCK_SIZE},
             num_warps=step_inputs.NUM_WARPS,
         )
     yield KernelVariant(

@@ -23,7 +23,9 @@ def rows() -> DeviceRows:
     return made
 
 
-def packed_step(num_computed: list[int], num_scheduled: list[int]) -> torch.Tensor:
+def packed_step(
+    num_computed: list[int], num_scheduled: list[int], shifts: list[int] | None = None
+) -> torch.Tensor:
     """Of the first rows, all of them sampled."""
     number = len(num_computed)
     words = np.zeros(LAYOUT.num_words(), np.int32)
@@ -34,6 +36,7 @@ def packed_step(num_computed: list[int], num_scheduled: list[int]) -> torch.Tens
         num_computed=np.array(num_computed, np.int32),
         num_scheduled=np.array(num_scheduled, np.int32),
         needs_sampling=np.ones(number, bool),
+        shifts=None if shifts is None else np.array(shifts, np.int32),
     )
     return torch.from_numpy(words)
 
@@ -71,6 +74,17 @@ def test_nothing_is_written_behind_a_bucket_nor_blocks_behind_a_sequence(rows: D
     assert (whole.query_start_loc_R1[7:] == -9).all()
     assert (whole.logits_at_R[6:] == -9).all()
     assert (whole.block_tables_GRM == -9).sum(dim=2).tolist() == [[131, 131, 130] + [132] * 6] * G
+
+
+def test_positions_are_shifted_and_slots_are_not(rows: DeviceRows) -> None:
+    plain, shifted = poisoned(24, 6), poisoned(24, 6)
+    prepare_step(packed_step([5, 15, 20], [1, 1, 17]), LAYOUT, rows, plain, block_size=S)
+    packed = packed_step([5, 15, 20], [1, 1, 17], [0, -7, -11])
+    prepare_step(packed, LAYOUT, rows, shifted, block_size=S)
+    difference_T = plain.positions_T - shifted.positions_T
+    assert difference_T.tolist() == [0, 7] + [11] * 17 + [0] * 5
+    for name in ("token_ids_T", "slot_mappings_GT", "seq_lens_R"):
+        assert torch.equal(getattr(plain, name), getattr(shifted, name))
 
 
 def test_sampled_tokens_of_32_bits_are_appended(rows: DeviceRows) -> None:
