@@ -20,7 +20,6 @@ class DeviceTraits:
         computes_in_order: a step computes its requests in their order, but those of one token
             first, so that one may start from a state that another before it leaves; else beside one
             another.
-        runs_towers: encoders of images and sounds beside a model, in transformers' code.
         collectives: what ranks exchange tensors by.
     """
 
@@ -29,7 +28,6 @@ class DeviceTraits:
     packs_weights: bool
     compiles_kernels: bool
     computes_in_order: bool
-    runs_towers: bool
     collectives: Literal["gloo", "nccl"]
 
 
@@ -40,7 +38,6 @@ _TRAITS = {
         packs_weights=True,
         compiles_kernels=False,
         computes_in_order=True,
-        runs_towers=True,
         collectives="gloo",
     ),
     "cuda": DeviceTraits(
@@ -49,7 +46,6 @@ _TRAITS = {
         packs_weights=False,
         compiles_kernels=True,
         computes_in_order=False,
-        runs_towers=False,
         collectives="nccl",
     ),
 }

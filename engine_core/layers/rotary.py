@@ -36,6 +36,25 @@ class RotaryTable:
         self.cos_sin_PD.resize_(stop, rows.shape[1])[start:] = rows  # what is there stays
         return True
 
+    def fill(self, positions_AT: torch.Tensor) -> torch.Tensor:
+        """Angles of one step's tokens, which have a position on each of three axes, behind the rows
+        of positions; of a device. Nothing is captured yet when the largest step first comes, in the
+        warm-up: so later there is room. `positions_AT`: int64 [3, T]. Returns the rows [T]."""
+        table_PD, num_tokens = self.cos_sin_PD, positions_AT.shape[1]
+        stop = self._limit + num_tokens
+        if len(table_PD) < stop:
+            table_PD.resize_(stop, table_PD.shape[1])
+        axis_of_column = _axis_of_column(self._config).to(table_PD.device, non_blocking=True)
+        index_TD = positions_AT[axis_of_column].T
+        table_PD[self._limit : stop] = table_PD[: self._limit].gather(0, index_TD)
+        return torch.arange(self._limit, stop, device=table_PD.device)
+
+
+def _axis_of_column(config: RotaryConfig) -> torch.Tensor:
+    """int64 [rotary_size], the axis by which each cosine, then each sine, turns."""
+    axes = torch.arange(len(config.sections)) % 3
+    return axes.repeat_interleave(torch.tensor(config.sections)).repeat(2)
+
 
 class StepRotaryTable:
     """Angles of the tokens of one step, a row each, for tokens with a position on each of three
@@ -44,13 +63,12 @@ class StepRotaryTable:
 
     def __init__(self, config: RotaryConfig, *, limit: int, dtype: torch.dtype) -> None:
         self._positions = RotaryTable(config, limit=limit, dtype=dtype, device=torch.device("cpu"))
-        axes = torch.arange(len(config.sections)) % 3
-        axis_of_pair = axes.repeat_interleave(torch.tensor(config.sections))
-        self._axis_of_column = axis_of_pair.repeat(2)
+        self._axis_of_column = _axis_of_column(config)
         self.cos_sin_PD = torch.zeros(0, len(self._axis_of_column), dtype=dtype)
 
-    def fill(self, positions_AT: torch.Tensor) -> None:
-        """`positions_AT`: int64 [3, T], or [1, T] if they are equal on all axes."""
+    def fill(self, positions_AT: torch.Tensor) -> torch.Tensor:
+        """`positions_AT`: int64 [3, T], or [1, T] if they are equal on all axes. Returns the rows
+        [T] of their angles."""
         num_tokens = positions_AT.shape[1]
         self._positions.cover(int(positions_AT.max()) + 1)
         if num_tokens > len(self.cos_sin_PD):
@@ -61,6 +79,7 @@ class StepRotaryTable:
         else:
             index_TD = positions_AT[self._axis_of_column].T
             torch.gather(rows_PD, 0, index_TD, out=out_TD)
+        return torch.arange(num_tokens)
 
 
 def rotary_rows(config: RotaryConfig, start: int, stop: int, dtype: torch.dtype) -> torch.Tensor:

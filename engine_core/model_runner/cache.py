@@ -130,7 +130,7 @@ class PagedKVCache:
 
     def sent(self, array: npt.NDArray[Any]) -> torch.Tensor:
         """The array on the cache's device; on a CPU the same memory."""
-        return torch.from_numpy(array).to(self._ops.device)
+        return torch.from_numpy(array).to(self._ops.device, non_blocking=True)
 
     def forward_context(
         self,

@@ -3,11 +3,13 @@ the tokens of each step."""
 
 import dataclasses
 import logging
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, nullcontext
 
 import numpy as np
 import torch
 
+from engine_core.model_runner.config import RunnerConfig
 from engine_core.model_runner.given_states import StepStates
 from engine_core.model_runner.row_parts import Int32Array, Int64Array, RowPart, StepRows
 from engine_core.model_runner.rows import PlacedRow, RunnerRows
@@ -33,23 +35,32 @@ class EncodedStep(StepStates):
         positions_AT: int64 [3, T]; None: the text's, on all axes.
         ends_T: behind the last position that each token sees; None: itself.
         failures: requests that lack an output, and why.
+        shifts_R, fits_graphs: see `StepPart`.
     """
 
     added: list[tuple[torch.Tensor, ...]]
     positions_AT: Int64Array | None
     ends_T: Int32Array | None
     failures: dict[str, str]
+    shifts_R: Int64Array | None = None
+    fits_graphs: bool = False
 
     def in_context(self, context: ForwardContext) -> ForwardContext:
         context = super().in_context(context)
-        if self.parts:
-            places_N = torch.from_numpy(np.concatenate(self.places))
-            layers = [torch.cat(parts).to(self.dtype) for parts in zip(*self.added, strict=True)]
+        if self.added and self.added[0]:
+            assert context.given is not None
+            places_N = context.given.places_N[-sum(map(len, self.places)) :]
+            layers = [
+                torch.cat(parts).to(places_N.device, self.dtype)
+                for parts in zip(*self.added, strict=True)
+            ]
             added = tuple(GivenRows(places_N, rows_NE) for rows_NE in layers)
             context = dataclasses.replace(context, added=added)
         if self.positions_AT is None:
             return context
-        return dataclasses.replace(context, positions_AT=torch.from_numpy(self.positions_AT))
+        positions_AT = torch.from_numpy(self.positions_AT)
+        positions_AT = positions_AT.to(context.ops.device, non_blocking=True)
+        return dataclasses.replace(context, positions_AT=positions_AT)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -62,14 +73,26 @@ class _RowInputs:
 
 
 class EncoderRows(RowPart):
-    """The images and sounds of each row. `dtype`: the model's."""
+    """The images and sounds of each row.
+
+    Args:
+        encoder: the config's.
+        in_order: of a device that runs ahead, see `DeviceQueue`; None: the host computes.
+    """
 
     def __init__(
-        self, encoder: MultiModalEncoder, rows: RunnerRows, max_num_rows: int, dtype: torch.dtype
+        self,
+        config: RunnerConfig,
+        encoder: MultiModalEncoder,
+        rows: RunnerRows,
+        in_order: Callable[[], AbstractContextManager[None]] | None = None,
     ) -> None:
         self._encoder = encoder
         self._rows = rows
-        self._dtype = dtype
+        self._dtype, self._hidden_size = config.dtype, config.model.spec.hidden_size
+        self._shifts_on_device = in_order is not None
+        self._in_order = in_order or nullcontext
+        max_num_rows = config.max_num_seqs
         self._outputs: dict[bytes, torch.Tensor | str] = {}
         """Encoder outputs by identifier; a text says why there is none."""
         self._inputs: dict[int, _RowInputs] = {}
@@ -113,7 +136,8 @@ class EncoderRows(RowPart):
         for name, indexes in plan.scheduled_encoder_inputs.items():
             features = self._rows.requests[name].mm_features
             for index in indexes:
-                self._outputs[features[index].identifier] = self._encode(features[index])
+                with self._in_order():
+                    self._outputs[features[index].identifier] = self._encode(features[index])
 
     def _encode(self, feature: MultiModalFeature) -> torch.Tensor | str:
         try:
@@ -140,15 +164,19 @@ class EncoderRows(RowPart):
         positions_T = positions_T + np.arange(len(positions_T))
         positions_AT: Int64Array | None = None
         ends_T: Int32Array | None = None
-        if family.has_axes and self._shift[rows_R].any():
-            positions_AT = np.tile(positions_T + np.repeat(self._shift[rows_R], counts_R), (3, 1))
+        shifts_R: Int64Array = self._shift[rows_R]
+        axis_T = positions_T
+        if has_shifts := bool(shifts_R.any()):
+            axis_T = positions_T + np.repeat(shifts_R, counts_R)
+            if not self._shifts_on_device:
+                positions_AT = np.tile(axis_T, (3, 1))
         for index in np.flatnonzero(num_computed_R < self._stop[rows_R]).tolist():
             inputs = self._inputs[int(rows_R[index])]
             first, offset = int(num_computed_R[index]), int(starts_R[index])
             stop, shift = first + int(counts_R[index]), offset - first
             if inputs.positions_AP is not None:
                 if positions_AT is None:
-                    positions_AT = np.tile(positions_T, (3, 1))
+                    positions_AT = np.tile(axis_T, (3, 1))
                 own = inputs.positions_AP[:, first:stop]
                 positions_AT[:, offset : offset + own.shape[1]] = own
             for feature in inputs.features:
@@ -177,4 +205,21 @@ class EncoderRows(RowPart):
             positions_AT=positions_AT,
             ends_T=ends_T,
             failures=failures,
+            shifts_R=shifts_R if has_shifts else None,
+            fits_graphs=not parts and positions_AT is None and ends_T is None,
+        )
+
+    def of_dummy(self, num_tokens: int) -> EncodedStep | None:
+        if not num_tokens:
+            return None
+        family = self._family
+        rows_NE = torch.zeros(1, 1).expand(num_tokens, self._hidden_size)
+        return EncodedStep(
+            [np.arange(num_tokens)],
+            [rows_NE],
+            self._dtype,
+            added=[(rows_NE,) * family.num_added_layers],
+            positions_AT=np.zeros((3, num_tokens), np.int64) if family.has_axes else None,
+            ends_T=np.ones(num_tokens, np.int32) if family.is_bidirectional else None,
+            failures={},
         )

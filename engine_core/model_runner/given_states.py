@@ -32,7 +32,7 @@ class StepStates(StepPart):
         if not self.parts:
             return context
         device = context.ops.device
-        places_N = torch.from_numpy(np.concatenate(self.places)).to(device)
+        places_N = torch.from_numpy(np.concatenate(self.places)).to(device, non_blocking=True)
         rows_NE = torch.cat([part_NE.to(device, self.dtype) for part_NE in self.parts])
         if (before := context.given) is not None:
             places_N = torch.cat([before.places_N, places_N])

@@ -49,6 +49,8 @@ class StepPart:
     """Whether a captured decode step serves it too."""
     ends_T: Int32Array | None = None
     """Behind the last position that each token sees; None: itself. One part alone has any."""
+    shifts_R: Int64Array | None = None
+    """What a device adds to the positions of each sequence's tokens. One part alone has any."""
     failures: Mapping[str, str] | None = None
     """Why a request cannot go on, by request."""
 

@@ -117,13 +117,12 @@ class Decoder:
             rows_T = self.vocabulary.rows_of(token_ids_T, context.given)
         else:
             rows_T = self._passed.receive(len(positions_T))
+        axes_AT = context.positions_AT
         if self._grows_tables and len(positions_T):
             num_positions = int(positions_T.max()) + 1
             for table in self._tables:
                 if isinstance(table, StepRotaryTable):
-                    axes_AT = context.positions_AT
-                    table.fill(positions_T[None] if axes_AT is None else axes_AT)
-                    positions_T = torch.arange(len(positions_T))  # rows of this step's table
+                    positions_T = table.fill(positions_T[None] if axes_AT is None else axes_AT)
                 else:
                     table.cover(num_positions)
             sizes = [len(table.cos_sin_PD) for table in self._tables]  # others may share them
@@ -131,6 +130,9 @@ class Decoder:
             if sizes != self._num_positions:
                 self._num_positions = sizes
                 self._forward = self._ops.capture(self._compute)  # which keeps addresses
+        elif axes_AT is not None:
+            for table in self._tables:
+                positions_T = table.fill(axes_AT)
         forward = self._compute if context.added else self._forward
         hidden_TE, *states = forward(rows_T, positions_T, context)
         if not self.stage.is_last:

@@ -56,7 +56,12 @@ def with_encoder(options: EngineOptions, files: ModelFiles, loaded: LoadedModel)
     if files.mmproj is not None:
         path, own = files.mmproj.file, (files.mmproj.config, files.mmproj.tensors)
     encoder = load_encoder(
-        path, family, own, dtype=loaded.dtype, num_threads=loaded.ops.num_threads
+        path,
+        family,
+        own,
+        dtype=loaded.dtype,
+        num_threads=loaded.ops.num_threads,
+        device=loaded.ops.device,
     )
     return dataclasses.replace(loaded, encoder=encoder)
 
@@ -77,8 +82,6 @@ def _why_text(options: EngineOptions, files: ModelFiles, loaded: LoadedModel) ->
         return "--speculative mtp makes drafts for text alone"
     if options.load_format == "dummy":
         return "the model's weights are random"
-    if not loaded.traits.runs_towers:
-        return "encoders run on a CPU only; start with --device cpu"
     if files.config.get("model_type") not in MODEL_TYPES:
         return (
             f"no encoder of a model of type {files.config.get('model_type')!r} is supported, "

@@ -288,7 +288,6 @@ def _choose_num_blocks(runner: RunnerSpec, pools: PoolShares) -> PoolSizes:
         )
         if runner.config.adapters is not None:
             step_bytes += runner.config.adapters.num_bytes  # taken as adapters come
-        step_bytes += encoder_bytes(runner.loaded, scheduler)
     else:
         meter = CudaMeter(device)
         memory = read_device_memory(meter)
@@ -296,7 +295,7 @@ def _choose_num_blocks(runner: RunnerSpec, pools: PoolShares) -> PoolSizes:
     return choose_num_blocks(
         memory,
         pools,
-        step_bytes=step_bytes,
+        step_bytes=step_bytes + encoder_bytes(runner.loaded, scheduler),
         num_blocks=options.num_blocks,
         kv_cache_memory=options.kv_cache_memory,
         memory_fraction=options.memory_fraction or defaults_of(device).memory_fraction,

@@ -58,7 +58,7 @@ def cpu_row_parts(
         host_tensor=lambda shape, dtype: torch.empty(shape, dtype=dtype),
     )
     if config.encoder is not None:
-        encoder = EncoderRows(config.encoder, rows, config.max_num_seqs, config.dtype)
+        encoder = EncoderRows(config, config.encoder, rows)
         parts.append(encoder)
         if isinstance(config.model, EncoderDecoder):
             parts.append(CrossAttentionRows(config, config.model, cache, encoder.outputs))

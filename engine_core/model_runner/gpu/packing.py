@@ -114,6 +114,7 @@ def _pack(
         num_scheduled=_EMPTY if step is None else step.num_scheduled_R,
         needs_sampling=_EMPTY.astype(np.bool_) if step is None else step.needs_sampling_R,
         drafts=None if step is None else step.drafts_R,
+        shifts=None if step is None else step.shifts_R,
         updates=updates,
     )
 

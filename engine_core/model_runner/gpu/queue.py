@@ -2,7 +2,8 @@
 depends on streams, events or graphs of CUDA is behind the protocol `DeviceQueue`."""
 
 import contextlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
 from typing import Protocol
 
 import torch
@@ -18,6 +19,9 @@ class DeviceQueue(Protocol):
 
     def host_tensor(self, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
         """Host memory that the device copies from and to by itself. Slow to make."""
+
+    def in_order(self) -> AbstractContextManager[None]:
+        """What torch computes within stands behind all that was launched before."""
 
     def launch(self, work: Work) -> Work:
         """Start `work`, which must wait for nothing. Host memory that it reads or writes belongs to
@@ -46,9 +50,14 @@ class CudaQueue:
     def host_tensor(self, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
         return torch.zeros(shape, dtype=dtype, pin_memory=True)
 
+    @contextlib.contextmanager
+    def in_order(self) -> Iterator[None]:
+        with torch.cuda.device(self.device), torch.cuda.stream(self._stream):
+            yield
+
     def launch(self, work: Work) -> Work:
         event = torch.cuda.Event()  # type: ignore[no-untyped-call]
-        with torch.cuda.device(self.device), torch.cuda.stream(self._stream):
+        with self.in_order():
             work()
             event.record(self._stream)
         return event.synchronize

@@ -15,6 +15,7 @@ from engine_core.kv_cache import CacheCopies
 from engine_core.model_runner.cache import PagedKVCache
 from engine_core.model_runner.config import RunnerConfig
 from engine_core.model_runner.drafts import num_drafts_of
+from engine_core.model_runner.encoder import EncoderRows
 from engine_core.model_runner.gpu.grammar_masks import GrammarMasks
 from engine_core.model_runner.gpu.graphs import GraphKey, StepGraphs
 from engine_core.model_runner.gpu.input_batch import GPUInputBatch, PenaltyRow, RowChanges
@@ -119,14 +120,15 @@ class GPUModelRunner:
             device=queue.device,
         )
         self.rows = RunnerRows(config)
-        self.parts = RowParts(
-            row_features(
-                config,
-                token_ids=self._device_rows.token_ids,
-                vocabulary=WholeVocabulary(config.vocab_size),
-                host_tensor=queue.host_tensor,
-            )
+        parts = row_features(
+            config,
+            token_ids=self._device_rows.token_ids,
+            vocabulary=WholeVocabulary(config.vocab_size),
+            host_tensor=queue.host_tensor,
         )
+        if config.encoder is not None:
+            parts.append(EncoderRows(config, config.encoder, self.rows, in_order=queue.in_order))
+        self.parts = RowParts(parts)
         self.batch = GPUInputBatch(self.rows, self.parts, config)
         self._sampler = steps.make_sampler(
             num_rows=config.max_num_seqs,
@@ -138,9 +140,8 @@ class GPUModelRunner:
             token_ids=self._sampler.rows.state_NX, block_tables=self._sampler.rows.lists_3NM
         )
         """The sampling state as rows that updates are written to."""
-        self.graphs = StepGraphs(
-            self._buckets, has_parts=bool(self.parts.of_dummy(1)), capture=self._capture
-        )
+        has_parts = any(part.fits_graphs for part in self.parts.of_dummy(1))
+        self.graphs = StepGraphs(self._buckets, has_parts=has_parts, capture=self._capture)
         self._graph_logits_NV: torch.Tensor | None = None
         """Logits of the graph without sampling that was replayed last: room for the largest."""
         self._grammar_masks: GrammarMasks | None = None
@@ -387,6 +388,7 @@ class GPUModelRunner:
         self._steps.prepare_step(
             packed, layout, self._device_rows, tensors, block_size=self.config.block_size
         )
+        ends_T = next((part.ends_T for part in step.parts if part.ends_T is not None), None)
         context = self._cache.forward_context(
             query_start_loc_R1=tensors.query_start_loc_R1,
             seq_lens_R=tensors.seq_lens_R,
@@ -395,6 +397,7 @@ class GPUModelRunner:
             num_decodes=step.num_decodes,
             num_decode_tokens=0 if step.is_padded and step.num_tokens > num_sequences else None,
             num_long_prefills=step.num_long_prefills,
+            ends_T=None if ends_T is None else self._cache.sent(ends_T),
         )
         output = None
         if step.reads_last_rows and self._output_planner is not None:

@@ -47,6 +47,7 @@ class GPUStep(StepEntries):
         is_padded: a bucket's own step, whose counts are its most: any entry may decode.
         reads_last_rows: of each entry's hidden states the last alone is read, and some have more.
         parts: what features do in it.
+        shifts_R: see `pack_step`; None: there are none.
     """
 
     sampled_N: Int64Array
@@ -61,6 +62,7 @@ class GPUStep(StepEntries):
     reads_last_rows: bool = False
     logprob_ids: tuple[tuple[int, ...], ...] = ()
     parts: tuple[StepPart, ...] = ()
+    shifts_R: Int64Array | None = None
 
     @property
     def has_reports(self) -> bool:
@@ -123,6 +125,7 @@ def arrange_step(
             batch.logprob_ids.get(row, ()) for row in sampled_rows_N[from_host_N].tolist()
         ),
         parts=parts,
+        shifts_R=next((part.shifts_R for part in parts if part.shifts_R is not None), None),
     )
 
 

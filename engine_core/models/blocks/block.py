@@ -380,9 +380,7 @@ class BlockBuilder:
 
     def table(self, rotary: RotaryConfig) -> RotaryTable | StepRotaryTable:
         """The table of these angles, which layers share."""
-        # without an encoder prompts are text, where all axes agree
-        has_axes = rotary.sections and traits_of(self.ops.device).runs_towers
-        if rotary not in self.tables and has_axes:
+        if rotary not in self.tables and rotary.sections and self.grows_tables:
             self.tables[rotary] = StepRotaryTable(
                 rotary, limit=self._num_positions, dtype=self.dtype
             )

@@ -41,10 +41,11 @@ class TransformersEncoder:
 
     @torch.inference_mode()
     def encode(self, tensors: Tensors) -> torch.Tensor:
-        own = {name: torch.from_numpy(np.array(array)) for name, array in tensors.items()}
-        for name, tensor in own.items():
-            if tensor.is_floating_point():
-                own[name] = tensor.to(self._model.dtype)
+        own = {}
+        for name, array in tensors.items():
+            tensor = torch.from_numpy(np.array(array))
+            dtype = self._model.dtype if tensor.is_floating_point() else tensor.dtype
+            own[name] = tensor.to(self._model.device, dtype)
         num_threads = torch.get_num_threads()
         torch.set_num_threads(self._num_threads)
         try:
@@ -69,12 +70,14 @@ def load_encoder(
     *,
     dtype: torch.dtype,
     num_threads: int,
+    device: torch.device | None = None,
 ) -> TransformersEncoder:
     """Read what of a model the family's inputs go through, without its language model.
 
     Args:
         path: of its folder, or of the file that `own` is of.
         own: the model's config, and what reads weights by the names of transformers' module.
+        device: that it runs on; None: this CPU.
 
     Raises:
         ModelWeightsError: tensors are missing or of a wrong shape.
@@ -121,7 +124,7 @@ def load_encoder(
             f"({', '.join(wrong[:5])}{', ...' if len(wrong) > 5 else ''}); use the complete model "
             "folder, or serve text alone with --language-model-only"
         )
-    return TransformersEncoder(model.eval(), family, num_threads=num_threads)
+    return TransformersEncoder(model.eval().to(device), family, num_threads=num_threads)
 
 
 def _without(left_out: tuple[str, ...], model_class: Any) -> Any:
