@@ -15,6 +15,7 @@ from engine_core.errors import ConfigurationError, ExitCode, StartupError
 from engine_core.front_door import CLIENT_COMMANDS, as_typed
 from engine_core.model_commands import list_models, pull, rm, stop
 from engine_core.options.engine import EngineOptions
+from engine_core.preset_commands import cp, create, show
 from engine_core.process.logs import flush_standard_streams, open_standard_streams
 from protocol.logs import log_to_stderr
 
@@ -173,6 +174,9 @@ app.command(
 app.command(pull)
 app.command(list_models, name="list")
 app.command(rm)
+app.command(create)
+app.command(show)
+app.command(cp)
 app.command(stop)
 for _name, _text in CLIENT_COMMANDS.items():  # for --help: `as_typed` hands them over
     app.command(App(name=_name, help=_text, show=bool(_text)))

@@ -22,13 +22,10 @@ CLIENT_COMMANDS = {
 """Those without a text are not in `--help`."""
 
 _INSTEAD = {
-    "show": "`engine-core list` shows what was fetched, `engine-core info` the model that runs",
     "ls": "`engine-core list`",
     "start": "`engine-core serve MODEL`",
     "run-batch": "`engine-core batch FILE`",
     "bench": "scripts/load_test.py of the sources measures a server (docs/load_tests.md)",
-    "create": "a folder or .gguf file is served as it is: `engine-core serve PATH`",
-    "cp": "`engine-core serve MODEL --served-model-name NAME` gives a model another name",
     "push": "models are fetched, never sent",
 }  # fmt: skip
 

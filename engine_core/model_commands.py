@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING, Annotated, Any, ParamSpec, cast
 
 from cyclopts import Parameter
 
-from engine_core.errors import StartupError
+from engine_core.errors import ConfigurationError, StartupError
+from protocol.presets import PresetError, all_presets, preset_file, remove_preset
 
 if TYPE_CHECKING:
     from tqdm import tqdm
@@ -37,20 +38,22 @@ _Name = Annotated[
 ]
 
 
-def _with_one_error(command: Callable[P, None]) -> Callable[P, None]:
+def with_one_error(command: Callable[P, None]) -> Callable[P, None]:
     @functools.wraps(command)
     def run(*args: P.args, **more: P.kwargs) -> None:
         from engine_core.model_files import ModelFilesError
 
         try:
             command(*args, **more)
+        except PresetError as error:
+            raise ConfigurationError(str(error)) from error
         except (ModelFilesError, OSError) as error:
             raise StartupError(str(error)) from error
 
     return run
 
 
-@_with_one_error
+@with_one_error
 def pull(name: _Name, /, *, json: _Json = False) -> None:
     """Fetch a model and pack its quantised weights for this CPU, so that a daemon need not."""
     from engine_core.model_files.open import locate_model
@@ -64,7 +67,7 @@ def pull(name: _Name, /, *, json: _Json = False) -> None:
     _pack_ahead(name, prints_json=json)
     num_bytes = size_bytes(path)
     done = {"status": "success", "path": str(path), "bytes": num_bytes}
-    _print(json_format.dumps(done) if json else f"{path} ({num_bytes / 1e6:,.0f} MB)")
+    print_line(json_format.dumps(done) if json else f"{path} ({num_bytes / 1e6:,.0f} MB)")
 
 
 def _pack_ahead(name: str, *, prints_json: bool) -> None:
@@ -128,31 +131,42 @@ class _CountedFiles:
         self._progress(total, total)
 
 
-@_with_one_error
+@with_one_error
 def list_models(*, json: _Json = False) -> None:
-    """List the models that were fetched: bytes, those kept packed, format, when last used."""
-    from engine_core.model_files.stored import stored_models
+    """List the models that were fetched, and your own names: bytes, those kept packed, format, when
+    last used."""
+    from engine_core.model_files.stored import StoredModel, stored_models
 
-    found = stored_models()
+    found = []
+    for name, preset in all_presets().items():
+        file = preset_file(name)
+        kind, status = f"preset of {preset.from_}", file.stat()
+        found.append(StoredModel(name, file, status.st_size, kind, status.st_mtime))
+    found += stored_models()
     if json:
-        _print(json_format.dumps([dataclasses.asdict(each) for each in found], default=str))
+        print_line(json_format.dumps([dataclasses.asdict(each) for each in found], default=str))
         return
     width = max(len(name) for name in ["NAME", *(each.name for each in found)])
-    _print(f"{'NAME':<{width}}  {'BYTES':>15}  {'PACKED':>15}  {'FORMAT':<20}  LAST USED")
+    most = max(20, *(len(each.format) for each in found), 0)
+    print_line(f"{'NAME':<{width}}  {'BYTES':>15}  {'PACKED':>15}  {'FORMAT':<{most}}  LAST USED")
     for each in found:
         used = f"{datetime.fromtimestamp(each.last_used_s):%Y-%m-%d %H:%M}"
         sizes = f"{each.num_bytes:>15,}  {each.packed_bytes:>15,}"
-        _print(f"{each.name:<{width}}  {sizes}  {each.format:<20}  {used}")
+        print_line(f"{each.name:<{width}}  {sizes}  {each.format:<{most}}  {used}")
 
 
-@_with_one_error
+@with_one_error
 def rm(name: _Name, /) -> None:
-    """Delete a fetched model and its packed weights, unless a daemon uses it."""
+    """Delete a name of your own, or a fetched model and its packed weights, unless a daemon uses
+    it."""
     from engine_core.model_files.stored import remove_stored_model
 
+    if remove_preset(name):
+        print_line(f"removed {name}; the files of its model stay")
+        return
     model = remove_stored_model(name)
     megabytes = (model.num_bytes + model.packed_bytes) / 1e6
-    _print(f"removed {model.name}: {megabytes:,.0f} MB are free again")
+    print_line(f"removed {model.name}: {megabytes:,.0f} MB are free again")
 
 
 def stop(
@@ -180,7 +194,7 @@ def stop(
     os.kill(found[0].pid, signal.SIGTERM)
     while any(each.pid == found[0].pid for each in running_daemons()):
         time.sleep(_POLL_S)
-    _print(f"stopped {found[0].model}")
+    print_line(f"stopped {found[0].model}")
 
 
 class Shown:
@@ -196,7 +210,7 @@ class Shown:
 
     def text(self, line: str) -> None:
         if self._json:
-            _print(json_format.dumps({"status": line}))
+            print_line(json_format.dumps({"status": line}))
         elif self._bar is None:
             print(line, file=sys.stderr, flush=True)  # noqa: T201
 
@@ -204,7 +218,7 @@ class Shown:
         if self._json:
             what = digest.removeprefix("sha256:")[:12] or self._name
             status = {"status": f"pulling {what}", "completed": done, "total": total}
-            _print(json_format.dumps(status | ({"digest": digest} if digest else {})))
+            print_line(json_format.dumps(status | ({"digest": digest} if digest else {})))
         elif sys.stderr.isatty():
             if self._bar is None:
                 from tqdm import tqdm
@@ -221,5 +235,5 @@ class Shown:
             self._bar.close()
 
 
-def _print(text: str) -> None:
+def print_line(text: str) -> None:
     print(text, flush=True)  # noqa: T201

@@ -17,6 +17,7 @@ settings.load_profile("full")
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
+os.environ["XDG_DATA_HOME"] = "/nonexistent"  # presets of the user's own
 # with several test processes (pytest -n) each has a core
 os.environ.setdefault("OMP_NUM_THREADS", "1" if "PYTEST_XDIST_WORKER" in os.environ else "2")
 

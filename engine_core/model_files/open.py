@@ -25,6 +25,7 @@ from engine_core.model_files.hub import NOT_OF_A_MODEL, HubName, download_from_h
 from engine_core.model_files.interface import ModelFiles, TokenizerFiles
 from engine_core.model_files.names import describe_known_names, resolve_name
 from engine_core.model_files.stored import marked_as_used
+from protocol.presets import PresetError, model_of
 
 
 class Located(NamedTuple):
@@ -125,6 +126,10 @@ def locate_model(
     """
     if not model.strip():
         raise ModelNotFound(f"{option} is empty; name a model folder, a .gguf file or a known name")
+    try:
+        model = model_of(model)
+    except PresetError as error:
+        raise ModelNotFound(str(error)) from error
     try:
         path = Path(model).expanduser()
         exists = path.exists()

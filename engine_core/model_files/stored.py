@@ -70,7 +70,7 @@ def remove_stored_model(name: str) -> StoredModel:
     """A model of the user's cache, one of a repository's GGUF files, or all that the hub's cache
     has of a repository, or of a revision. What another revision has, too, stays.
     Raises ModelFilesError: it was not fetched, a daemon uses it, or it cannot be deleted."""
-    (model,) = _with_packed([_find(name)])
+    (model,) = _with_packed([find_stored_model(name)])
     for daemon in running_daemons():
         if Path(daemon.files).is_relative_to(model.path.resolve()):
             raise ModelFilesError(
@@ -94,7 +94,7 @@ def remove_stored_model(name: str) -> StoredModel:
     return model
 
 
-def _find(name: str) -> StoredModel:
+def find_stored_model(name: str) -> StoredModel:
     """Raises ModelNotFound: it was not fetched."""
     meant, stored = resolve_name(name), stored_models()
     if isinstance(meant, HubName):

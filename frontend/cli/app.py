@@ -23,7 +23,7 @@ from frontend.cli.options import (
 from frontend.errors import EngineClientError
 from protocol.programs import become
 
-_OF_ENGINE_CORE = ("pull", "list", "rm", "stop", "batch", "keys", "on-ray", "show")
+_OF_ENGINE_CORE = ("pull", "list", "rm", "create", "show", "cp", "stop", "batch", "keys", "on-ray")
 """Typed here they are `engine-core`'s."""
 
 app = App(

@@ -66,7 +66,7 @@ def test_the_door_knows_every_command_of_the_client():
 @pytest.mark.parametrize(
     ("typed", "advice"),
     [
-        ("show", "engine-core list"),
+        ("ls", "engine-core list"),
         ("bench", "load_test.py"),
         ("pul", "did you mean 'pull'"),
         ("sevre", "did you mean 'serve'"),
