@@ -46,6 +46,9 @@ _NOT_CONNECTED = "not connected yet; use `async with AsyncLLM() as llm:`"
 class EngineClient(EngineCalls):
     """Arguments and errors: see `AsyncLLM`."""
 
+    preset_sampling: Mapping[str, Any] = {}
+    """Sampling parameters of requests that set none, before the model's: of a `PresetLLM`."""
+
     def __init__(
         self,
         address: str | Sequence[str] | None = None,

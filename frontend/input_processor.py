@@ -1,9 +1,10 @@
 """From a prompt and parameters to a request that this model can serve; all is checked before it
 is sent."""
 
+import copy
 import random
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple, Unpack
+from typing import TYPE_CHECKING, Any, NamedTuple, Self, Unpack
 
 from frontend.errors import InvalidInput
 from frontend.inputs.encoder_prompts import EncoderPrompts, SplitPrompt
@@ -94,9 +95,14 @@ class InputProcessor:
         """None: the model is a decoder alone."""
         if model.encoder is not None:
             self.encoder_prompts = EncoderPrompts(model, model.encoder, tokenizer, media_sources)
-        self._limits = ModelLimits(
-            model.max_model_len, model.vocab_size, model.max_logprobs, model.max_num_seqs
-        )
+        self._limits = _limits_of(model)
+
+    def of_model(self, model: ModelInfo, tokenizer: Tokenizer | None) -> Self:
+        """For the same model at another length, or with another chat template."""
+        other = copy.copy(self)
+        other.model, other.optional_tokenizer = model, tokenizer
+        other._limits, other._multimodal = _limits_of(model), None
+        return other
 
     @property
     def tokenizer(self) -> Tokenizer:
@@ -380,6 +386,12 @@ class InputProcessor:
                 sources=self._media_sources,
             )
         return self._multimodal
+
+
+def _limits_of(model: ModelInfo) -> ModelLimits:
+    return ModelLimits(
+        model.max_model_len, model.vocab_size, model.max_logprobs, model.max_num_seqs
+    )
 
 
 def _refuse_cut(kept: int | None, why: str) -> None:

@@ -31,11 +31,13 @@ from frontend.cli.options import (
     UsageError,
     print_fault,
     read_template,
+    through_preset,
 )
 from frontend.errors import EngineClientError, InvalidInput
 from frontend.event_loop import LoopThread
 from frontend.multimodal.media import MAX_MEDIA_BYTES
 from frontend.outputs import CompletionOutput, RequestOutput
+from frontend.presets.llm import PresetLLM
 from frontend.sampling_params import RequestOutputKind, SamplingParams
 from frontend.text.chat_template import own_renderers
 
@@ -57,6 +59,7 @@ _CONTROL = dict.fromkeys({*range(32), *range(127, 160)} - {ord("\n"), ord("\t")}
 def chat(
     *,
     system: str | None = None,
+    preset: str | None = None,
     chat_template: Path | None = None,
     image: Annotated[list[Path] | None, Parameter(negative="")] = None,
     markdown: bool = True,
@@ -67,6 +70,8 @@ def chat(
     """
     Args:
         system: The system message.
+        preset: Apply what this name of your own stands for (engine-core create) to the daemon's
+            model.
         chat_template: A file with a Jinja2 template to use in place of the model's.
         image: A picture to send with the first message; may be repeated.
         markdown: Render answers as Markdown, at a terminal.
@@ -87,8 +92,12 @@ def chat(
         connection = connected(daemon, "chat")
         llm = loop.run_and_wait(connection.__aenter__())
         try:
-            params = sampling.to_params(llm.model, RequestOutputKind.DELTA)
-            template = read_template(chat_template, llm.model)
+            llm = through_preset(llm, preset)
+            if isinstance(llm, PresetLLM):  # /system shows, sets and removes its text, too
+                system = llm.preset.system if system is None else system
+                llm = PresetLLM(llm.llm, msgspec.structs.replace(llm.preset, system=None))
+            params = sampling.to_params(llm, RequestOutputKind.DELTA)
+            template = read_template(chat_template, llm)
             conversation = _Chat(
                 loop, llm, system, template, params, scheduling, is_terminal, images
             )

@@ -22,6 +22,7 @@ from frontend.cli.options import (
     UsageError,
     print_fault,
     read_template,
+    through_preset,
 )
 from frontend.errors import EngineClientError
 from frontend.event_loop import run
@@ -70,15 +71,16 @@ async def _complete(
 ) -> int:
     kind = RequestOutputKind.DELTA if options.streams else RequestOutputKind.FINAL_ONLY
     policy = dataclasses.asdict(scheduling)
-    async with connected(daemon, "complete") as llm:
-        params = sampling.to_params(llm.model, kind, n=options.n, logprobs=options.logprobs)
+    async with connected(daemon, "complete") as client:
+        llm = through_preset(client, options.preset)
+        params = sampling.to_params(llm, kind, n=options.n, logprobs=options.logprobs)
         if options.chat:
             system = [] if options.system is None else [("system", options.system)]
             messages = [*system, ("user", prompt)]
             stream = llm.chat(
                 [{"role": role, "content": text} for role, text in messages],
                 params,
-                chat_template=read_template(options.chat_template, llm.model),
+                chat_template=read_template(options.chat_template, llm),
                 **policy,
             )
         else:

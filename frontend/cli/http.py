@@ -24,10 +24,12 @@ from frontend.http.served_models import ServedModel, ServedModels
 from frontend.http.server import Backend
 from frontend.http.settings import ServerSettings
 from frontend.http.tools.stream import format_of_template, list_of_formats
+from frontend.presets.llm import adapter_options, names_of
 from frontend.reasoning_formats import REASONING_FORMATS, reasoning_name_of_template
 from protocol.addresses import check_address
 from protocol.errors import InvalidParameter
 from protocol.outputs import ModelInfo
+from protocol.presets import model_of
 
 _Several = Annotated[list[str] | None, Parameter(negative="")]
 Passed = Annotated[str, Parameter(allow_leading_hyphen=True)]
@@ -76,9 +78,11 @@ def http(
         raise UsageError("--served-model-name is for --address; --model has the name already")
     names = _names_by_addresses([each for each in models if "=" in each])
     pool = DaemonPool(started)
-    for each in models:
-        if "=" not in each:
-            OnDemandModel(each, pool)
+    on_demand = [each for each in models if "=" not in each]
+    own = [each for each in on_demand if model_of(each) == each]
+    of_presets = {model_of(each) for each in on_demand if each not in own}
+    for each in (*own, *sorted(of_presets - {*own})):
+        OnDemandModel(each, pool)
     if engine_options and not pool.models:
         raise UsageError(
             f"unknown option {engine_options[0]!r}; options of daemons need a --model NAME "
@@ -102,6 +106,7 @@ def http(
             *pool.models,
         ],
         functools.partial(OnDemandModel, pool=pool) if pool.models else None,
+        default=on_demand[0] if len(models) == 1 and of_presets else None,
     )
     for name, count in Counter(served.names()).items():
         if count > 1:
@@ -154,7 +159,8 @@ def serve(
     """If one of them ends, so does the other.
 
     Args:
-        model: A folder, file, known name or hub id, as for `engine-core --model`.
+        model: A folder, file, known name or hub id, as for `engine-core --model`, or a name of
+            your own (`engine-core create`).
         engine_options: Other options are the daemon's (`engine-core --help-all`). It is started
             again when it dies, but for --no-supervise.
         served_model_name: The model's name, instead of its own; may be repeated.
@@ -171,8 +177,11 @@ def serve(
             "there is no MODEL; give one first, as `serve smollm2-135m-instruct`, or have several "
             "started when they are asked for: `engine-client http --model NAME --model NAME`"
         )
+    source = model_of(model)
+    default = None if source == model else model
     supervision = [] if "--no-supervise" in engine_options else ["--supervise"]
-    arguments = ["--model", model, *supervision, *engine_options, *_log_options(settings)]
+    arguments = ["--model", source, *supervision, *adapter_options(source)]
+    arguments += [*engine_options, *_log_options(settings)]
 
     async def start() -> Backend:
         children = start_daemons(arguments, data_parallel_size, shows_log=True)
@@ -180,15 +189,16 @@ def serve(
             *children, client_name="engine-client serve", startup_timeout_s=startup_timeout
         )
         # a known name is what its user will ask for; of a path the model's own name is
-        names = served_model_name or [llm.model.name if Path(model).exists() else model]
+        names = served_model_name or [llm.model.name if Path(source).exists() else source]
         served = ServedModel(lambda: llm, names)
+        served.asked += names_of(source)
         await served.ready()
         has_key = settings.api_key or settings.api_key_file
         return Backend(
-            ServedModels([served]),
+            ServedModels([served], default=default),
             lost=functools.partial(_first_end, children),
             text=lambda url: _first_steps(
-                names[0], url, llm.model, settings, has_key=bool(has_key)
+                default or names[0], url, llm.model, settings, has_key=bool(has_key)
             ),
         )
 

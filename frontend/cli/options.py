@@ -14,12 +14,12 @@ from cyclopts import Parameter
 
 from frontend.errors import InvalidInput
 from protocol.addresses import default_address
+from protocol.presets import find_preset
 
 if TYPE_CHECKING:
     from frontend.async_llm import AsyncLLM
     from frontend.fleet.router import RoutingPolicy
     from frontend.sampling_params import RequestOutputKind, SamplingParams
-    from protocol.outputs import ModelInfo
 
 EXIT_FAULT = 1
 EXIT_USAGE = 2
@@ -45,7 +45,18 @@ def print_fault(error: BaseException | str) -> None:
     print(f"engine-client: {line}", file=sys.stderr, flush=True)  # noqa: T201
 
 
-def read_template(file: Path | None, model: ModelInfo) -> str | None:
+def through_preset(llm: AsyncLLM, name: str | None) -> AsyncLLM:
+    """Raises UsageError: there is no preset of this name."""
+    from frontend.presets.llm import PresetLLM
+
+    if name is None:
+        return llm
+    if (preset := find_preset(name)) is None:
+        raise UsageError(f"--preset: there is no {name!r}; `engine-core list` shows yours")
+    return PresetLLM(llm, preset)
+
+
+def read_template(file: Path | None, llm: AsyncLLM) -> str | None:
     """The text of --chat-template, or None for the model's own.
 
     Raises:
@@ -57,12 +68,13 @@ def read_template(file: Path | None, model: ModelInfo) -> str | None:
         except (OSError, UnicodeDecodeError) as error:
             reason = getattr(error, "strerror", None) or error
             raise UsageError(f"--chat-template: {file} cannot be read: {reason}") from None
-    if model.tokenizer is None:
+    model, tokenizer = llm.model, llm.input_processor.optional_tokenizer
+    if tokenizer is None:
         raise UsageError(
             f"{model.name} came without a tokenizer, so it takes no text; serve it with one "
             "(engine-core --tokenizer), or send token ids from Python"
         )
-    if model.tokenizer.chat_template is None:
+    if tokenizer.chat_template is None:
         raise UsageError(
             f"{model.name} has no chat template: it continues texts rather than answer; use "
             '`engine-client complete "Once upon a time"`, or give a Jinja2 template with '
@@ -142,6 +154,8 @@ class CompletionOptions:
     """Send PROMPT as a user's message, with the model's chat template."""
     system: str | None = None
     """The system message, with --chat."""
+    preset: str | None = None
+    """Apply what this name of your own stands for (engine-core create) to the daemon's model."""
     chat_template: Path | None = None
     """A file with a Jinja2 template to use in place of the model's, with --chat."""
     n: int = 1
@@ -192,25 +206,26 @@ class SamplingOptions:
     """A JSON object for the daemon's logits processors."""
 
     def to_params(
-        self, model: ModelInfo, output_kind: RequestOutputKind, **more: Any
+        self, llm: AsyncLLM, output_kind: RequestOutputKind, **more: Any
     ) -> SamplingParams:
-        """What was typed, over the defaults of the model.
+        """What was typed, over the defaults of the preset and the model.
 
         Raises:
             UsageError: values outside their limits, or that contradict each other.
         """
         from frontend.sampling_params import FIRST_ANSWER_SAMPLING, SamplingParams
 
-        recommended = SamplingParams.from_defaults(model.default_sampling or FIRST_ANSWER_SAMPLING)
+        defaults = llm.model.default_sampling or FIRST_ANSWER_SAMPLING
+        recommended = SamplingParams.from_defaults(defaults)
         typed = {name: value for name, value in vars(self).items() if value is not None}
         if self.extra_args is not None:
             try:
                 typed["extra_args"] = json.loads(self.extra_args)
             except ValueError as error:
                 raise UsageError(f"--extra-args is no JSON: {error}") from None
-        typed = {"max_tokens": None, **typed, **more, "output_kind": output_kind}
+        typed = {"max_tokens": None, **llm.preset_sampling, **typed, **more}
         try:
-            return dataclasses.replace(recommended, **typed)
+            return dataclasses.replace(recommended, **typed, output_kind=output_kind)
         except InvalidInput as error:
             raise UsageError(str(error)) from None
 

@@ -2,7 +2,6 @@
 
 import itertools
 import subprocess
-from pathlib import Path
 
 from frontend.cli.chat import chat
 from frontend.cli.complete import complete
@@ -17,6 +16,8 @@ from frontend.cli.options import (
 )
 from frontend.engine.daemon import ChildDaemon
 from frontend.event_loop import run as run_on_loop
+from frontend.presets.llm import adapter_options, names_of
+from protocol.presets import find_preset, model_of
 from protocol.programs import python_module
 from protocol.running_daemons import running_daemons
 
@@ -31,7 +32,8 @@ def run(
 ) -> int:
     """
     Args:
-        model: A folder, file, known name or hub id, as for `engine-core --model`.
+        model: A folder, file, known name or hub id, as for `engine-core --model`, or a name of
+            your own (`engine-core create`).
         prompt: Answer this and leave; default: a conversation. Behind it, other options are those
             of a daemon of its own (`engine-core --help-all`), which ends with this command.
         system: The system message.
@@ -43,23 +45,28 @@ def run(
     words = list(itertools.takewhile(lambda word: not word.startswith("-"), prompt))
     options = prompt[len(words) :]
 
+    preset = find_preset(model)
+    source = model_of(model)
+    name = None if preset is None else model
+
     def talk(address: str) -> int:
         daemon = DaemonOptions(address=address)
         if not words:
-            return chat(system=system, sampling=sampling, daemon=daemon)
-        once = CompletionOptions(chat=True, system=system)
+            return chat(system=system, preset=name, sampling=sampling, daemon=daemon)
+        once = CompletionOptions(chat=True, system=system, preset=name)
         return complete(" ".join(words), options=once, sampling=sampling, daemon=daemon)
 
-    asked = {model, str(Path(model).absolute())}
+    asked = {*names_of(source), *names_of(model)}
+    is_own = bool(options) or (preset is not None and preset.adapter is not None)
     for daemon in running_daemons():
         is_reached = daemon.address.startswith("ipc://")  # others may want a key
-        if is_reached and not options and asked & {daemon.asked, daemon.model}:
+        if is_reached and not is_own and asked & {daemon.asked, daemon.model}:
             return talk(daemon.address)
-    pull = [*python_module("engine_core.cli"), "pull", model]
+    pull = [*python_module("engine_core.cli"), "pull", source]
     if subprocess.run(pull, stdout=subprocess.DEVNULL, check=False).returncode:
         return EXIT_FAULT  # it has said why
     print_fault(f"starting {model}")
-    child = ChildDaemon(["--model", model, *options])
+    child = ChildDaemon(["--model", source, *adapter_options(source), *options])
     try:
         run_on_loop(child.ready(startup_timeout))
         return talk(child.address)

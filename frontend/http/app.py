@@ -26,6 +26,7 @@ from frontend.http.metrics.exposition import Metrics, get_metrics
 from frontend.http.ollama import embeddings as ollama_embeddings
 from frontend.http.ollama import generation as ollama
 from frontend.http.ollama import models as ollama_models
+from frontend.http.ollama import presets as ollama_presets
 from frontend.http.openai import models
 from frontend.http.openai.chat import chat_completions
 from frontend.http.openai.completions import completions
@@ -54,6 +55,7 @@ OPERATIONS = [
     *(ollama.chat, ollama.generate, ollama_models.pull, ollama_models.show),
     *(ollama_embeddings.embed, ollama_embeddings.old_embed),
     *(ollama_models.tags, ollama_models.ps, ollama_models.version),
+    *(ollama_presets.create, ollama_presets.copy, ollama_presets.delete, ollama_presets.blobs),
     *(llama_cpp.props, llama_cpp.slots),
     *(health.health, health.ready, health.get_version),
     *(adapters.load_lora_adapter, adapters.unload_lora_adapter),

@@ -1,9 +1,11 @@
 """The models that a server serves, by the names that requests give."""
 
 import asyncio
+import contextlib
 import time
 from collections.abc import AsyncGenerator, Callable, Iterable, Iterator, Sequence
 from datetime import datetime
+from pathlib import Path
 from typing import Any
 
 from starlette.requests import Request
@@ -15,6 +17,18 @@ from frontend.http.api_errors import ApiError, not_supported, unknown_model
 from frontend.http.exchange import current_exchange
 from frontend.http.request_histograms import RequestHistograms
 from frontend.multimodal.media import MediaSources
+from frontend.presets.llm import PresetLLM, names_of
+from protocol.presets import (
+    ADAPTER_PREFIX,
+    Preset,
+    PresetError,
+    all_presets,
+    find_preset,
+    model_of,
+    preset_file,
+    warn_once,
+)
+from protocol.running_daemons import running_daemons
 
 
 class ServedModel:
@@ -36,6 +50,10 @@ class ServedModel:
         self.created_s = int(time.time())
         self.size_bytes = 0
         """Bytes of its files; 0: not known."""
+        self.asked: list[str] = []
+        """Names that its daemons were started with, see `names_of`."""
+        self.presets: dict[str, PresetLLM] = {}
+        """Clients through presets that were asked for, by their names."""
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -48,7 +66,19 @@ class ServedModel:
     def adapters(self) -> list[str]:
         """Names of its adapters, which requests may give for the model's."""
         given = [] if self._client is None else self._client.adapters
-        return [name for name in given if name not in self.names]
+        others = [name for name in given if not name.startswith(ADAPTER_PREFIX)]
+        return [name for name in others if name not in self.names]
+
+    def is_of(self, model: str) -> bool:
+        """Whether presets of `model` are presets of this one."""
+        known = () if self._client is None else (self._client.model.name,)
+        return model in (*self.names, *self.asked, *known)
+
+    async def source(self) -> str:
+        """The model that a preset of this one is of. EngineClientError: no engine answers."""
+        if self.resting is None:
+            await self.ready()
+        return next(iter(self.asked), self.names[0])
 
     async def ready(self) -> AsyncLLM:
         """The engine's client, connected.
@@ -63,6 +93,10 @@ class ServedModel:
                     await client.open()
                     client.session.requests.observer = self.histograms
                     self._client = client
+                    for each in running_daemons():
+                        if each.address in client.addresses:
+                            with contextlib.suppress(PresetError):
+                                self.asked += names_of(model_of(each.asked))
         await self._client.ready()
         return self._client
 
@@ -117,18 +151,63 @@ class ServedModel:
             await self._client.close()
 
 
+class ServedPreset(ServedModel):
+    """A served model under the name of one of its presets."""
+
+    def __init__(self, name: str, preset: Preset, model: ServedModel) -> None:
+        super().__init__(AsyncLLM, [name])  # never called: the client is the model's
+        self.preset = preset
+        self.model = model
+        self.size_bytes = model.size_bytes
+        with contextlib.suppress(OSError):
+            self.created_s = int(preset_file(name).stat().st_mtime)
+
+    @property
+    def parent(self) -> str:
+        """The model's name."""
+        return next(iter(self.model.names), "")
+
+    def _through(self, llm: AsyncLLM) -> PresetLLM:
+        (name,) = self.names
+        kept = self.model.presets.get(name)
+        if kept is None or kept.llm is not llm or kept.preset != self.preset:
+            kept = self.model.presets[name] = PresetLLM(llm, self.preset)
+        return kept
+
+    async def ready(self) -> AsyncLLM:
+        return self._through(await self.model.ready())
+
+    async def for_request(self) -> AsyncLLM:
+        return self._through(await self.model.for_request())
+
+    @property
+    def resting(self) -> str | None:
+        return self.model.resting
+
+    def pull(self) -> AsyncGenerator[dict[str, Any], None]:
+        return self.model.pull()
+
+    def keep_alive(self, seconds: float, *, by_admin: bool = True) -> None:
+        self.model.keep_alive(seconds, by_admin=by_admin)
+
+
 class ServedModels:
     """
     Args:
         models: the first one is meant where a request names none.
         new: makes a model of the name of one that is to be fetched. None: no other is served.
+        default: the preset that is meant instead of the first one.
     """
 
     def __init__(
-        self, models: Iterable[ServedModel], new: Callable[[str], ServedModel] | None = None
+        self,
+        models: Iterable[ServedModel],
+        new: Callable[[str], ServedModel] | None = None,
+        default: str | None = None,
     ) -> None:
         self._models = list(models)
         self.new = new
+        self._default = default
         self.media_sources = MediaSources()
         """The folder and the hosts whose files requests may name."""
         self.starts_engines = any(model.resting is not None for model in self._models)
@@ -141,6 +220,17 @@ class ServedModels:
         if model not in self._models and not {*model.names} & {*self.names()}:
             self._models.append(model)
 
+    def with_presets(self) -> list[ServedModel]:
+        """All that requests may name, but adapters: the models, and the presets of them."""
+        taken = {name for model in self._models for name in model.names}
+        presets = [
+            ServedPreset(name, preset, model)
+            for name, preset in all_presets().items()
+            for model in [each for each in self._models if each.is_of(preset.from_)][:1]
+            if name not in taken
+        ]
+        return sorted([*self._models, *presets], key=lambda each: self._default not in each.names)
+
     async def get(self, name: str | None) -> AsyncLLM:
         """The client of the model of this name, which the exchange notes.
 
@@ -150,7 +240,7 @@ class ServedModels:
         """
         model = await self.find(name)
         llm = await model.for_request()
-        llm.media_sources = self.media_sources
+        (llm.llm if isinstance(llm, PresetLLM) else llm).media_sources = self.media_sources
         exchange = current_exchange.get()
         if exchange is not None:
             exchange.model = name or model.names[0]
@@ -165,6 +255,7 @@ class ServedModels:
         return model
 
     async def _find(self, name: str | None) -> ServedModel:
+        name = name or self._default
         if not name and len(self._models) > 1:
             raise ApiError(400, "there is no model; give one of " + ", ".join(self.names()))
         for model in self._models:
@@ -173,16 +264,38 @@ class ServedModels:
         for model in self._models:
             if name in model.adapters:
                 return model
+        assert name
+        if (found := await self._find_preset(name)) is not None:
+            return found
         for model in self._models:  # its name may not be known yet, or another by now
             if model.resting is None:
                 await model.ready()
             if name in model.names or name in model.adapters:
                 return model
-        assert name
-        raise unknown_model(name, self.names())
+        raise unknown_model(name, self.known_names())
+
+    async def _find_preset(self, name: str) -> ServedModel | None:
+        try:
+            preset = find_preset(name)
+        except PresetError as error:
+            warn_once(str(error))
+            raise ApiError(500, f"{name!r} cannot be read; see the server's log") from None
+        if preset is None:
+            return None
+        for model in self._models:
+            if model.resting is None:
+                await model.ready()  # its names may not be known yet
+            if model.is_of(preset.from_):
+                return ServedPreset(name, preset, model)
+        of = Path(preset.from_).name  # callers are told no paths
+        raise unknown_model(f"{name} (a preset of {of})", self.known_names())
 
     def names(self) -> list[str]:
+        """All but those of presets."""
         return [name for model in self._models for name in (*model.names, *model.adapters)]
+
+    def known_names(self) -> list[str]:
+        return [name for each in self.with_presets() for name in (*each.names, *each.adapters)]
 
     async def close(self) -> None:
         await asyncio.gather(*(model.close() for model in self._models))

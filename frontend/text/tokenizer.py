@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import hashlib
 import weakref
 from collections.abc import Mapping, Sequence
@@ -65,6 +66,12 @@ class Tokenizer:
                 f"the engine sent a tokenizer that tokenizers {tokenizers.__version__} cannot read "
                 f"({error}); install the version of tokenizers that the engine has"
             ) from error
+
+    def with_template(self, chat_template: str) -> Tokenizer:
+        """The same, with this chat template alone."""
+        other = copy.copy(self)
+        other.chat_template, other.named_chat_templates = chat_template, {}
+        return other
 
     @cached_property
     def vocab_size(self) -> int:

@@ -94,6 +94,7 @@ async def generate_chat(
         ApiError, InvalidInput: something that cannot be served.
     """
     max_tokens = asked.max_completion_tokens or asked.max_tokens
+    max_tokens = max_tokens or llm.preset_sampling.get("max_tokens")
     num_logprobs = (asked.top_logprobs or 0) if asked.logprobs else None
     params = sampling_params(
         llm,

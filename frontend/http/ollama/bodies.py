@@ -9,29 +9,15 @@ from msgspec import UNSET, Meta, UnsetType
 
 from frontend.http.generation.answer_bodies import TokenLogprob
 from frontend.http.generation.requests import Tool
+from protocol.presets import Parameters, PresetMessage
 
 Nothing = Literal[""] | Annotated[list[Any], Meta(max_length=0)] | None
 """The values that clients send for "not used"."""
 
 
-class Options(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
-    """None: the model's own default, else Ollama's. Whole numbers may come as 3.0."""
+class Options(Parameters, forbid_unknown_fields=True, kw_only=True):
+    """None: the model's own default, else Ollama's."""
 
-    num_ctx: Annotated[int, Meta(ge=1)] | Annotated[float, Meta(ge=1)] | None = None
-    """Most tokens of prompt and answer together."""
-    num_predict: Annotated[int, Meta(ge=-2)] | Annotated[float, Meta(ge=-2)] | None = None
-    """Most tokens of the answer; below 1: as many as there is room for."""
-    seed: int | float | None = None
-    temperature: Annotated[float, Meta(ge=0, le=100)] | None = None
-    top_p: Annotated[float, Meta(ge=0, le=1)] | None = None
-    top_k: Annotated[int, Meta(ge=-1)] | Annotated[float, Meta(ge=-1)] | None = None
-    min_p: Annotated[float, Meta(ge=0, le=1)] | None = None
-    repeat_penalty: Annotated[float, Meta(gt=0)] | None = None
-    repeat_last_n: Literal[-1] | Annotated[float, Meta(ge=-1, le=-1)] | None = None
-    """Penalties look at all tokens."""
-    presence_penalty: Annotated[float, Meta(ge=-2, le=2)] | None = None
-    frequency_penalty: Annotated[float, Meta(ge=-2, le=2)] | None = None
-    stop: str | list[str] | None = None
     mirostat: Literal[0] | Annotated[float, Meta(ge=0, le=0)] | None = None
     mirostat_tau: float | None = None
     """Taken and of no effect without `mirostat`, as is `mirostat_eta`."""
@@ -49,14 +35,6 @@ class Options(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     numa: bool | None = None
     tfs_z: Annotated[float, Meta(ge=1, le=1)] | None = None
     typical_p: Annotated[float, Meta(ge=1, le=1)] | None = None
-
-    def __post_init__(self) -> None:
-        """Raises ValueError: a fraction of a whole number."""
-        for name in ("num_ctx", "num_predict", "seed", "top_k", "num_keep"):
-            if isinstance(value := getattr(self, name), float):
-                if not value.is_integer():
-                    raise ValueError(f"{name} is {value}, it must be a whole number")
-                setattr(self, name, int(value))
 
 
 class GenerationRequest(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
@@ -127,7 +105,7 @@ class ChatRequest(GenerationRequest, forbid_unknown_fields=True, kw_only=True):
 
 
 class ModelRequest(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
-    """POST /api/show and /api/pull. `name` is the older `model`."""
+    """POST /api/show and /api/pull, DELETE /api/delete. `name` is the older `model`."""
 
     model: str | None = None
     name: str | None = None
@@ -141,6 +119,33 @@ class ModelRequest(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     """Taken and of no effect, as in Ollama."""
     username: Nothing = None
     password: Nothing = None
+
+
+class CreateRequest(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
+    """POST /api/create."""
+
+    model: str | None = None
+    name: str | None = None
+    from_: str | None = msgspec.field(name="from", default=None)
+    """A model or preset that this server serves."""
+    system: str | None = None
+    template: str | None = None
+    """Jinja2."""
+    license: str | list[str] | None = None
+    parameters: Parameters | None = None
+    messages: list[PresetMessage] | None = None
+    stream: bool | None = True
+    files: dict[str, str] | None = None
+    """Refused, as what follows, unless empty."""
+    adapters: dict[str, str] | None = None
+    quantize: str | None = None
+
+
+class CopyRequest(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
+    """POST /api/copy."""
+
+    source: str
+    destination: str
 
 
 # ---------------------------------------------------------------------- answers
@@ -253,6 +258,9 @@ class ShownModel(msgspec.Struct, frozen=True, kw_only=True):
     modelfile: str
     parameters: str
     template: str
+    system: str | UnsetType = UNSET
+    license: str | UnsetType = UNSET
+    messages: list[PresetMessage] | UnsetType = UNSET
     details: ModelDetails
     model_info: dict[str, Any]
     capabilities: list[str]

@@ -49,6 +49,7 @@ from frontend.http.operations import operation
 from frontend.http.tools.calls import ToolCall
 from frontend.inputs.prompts import TokensPrompt
 from frontend.outputs import RequestOutput
+from frontend.presets.llm import PresetLLM
 from frontend.sampling_params import FIRST_ANSWER_SAMPLING, SamplingParams
 from frontend.structured_outputs import StructuredOutputsParams
 from frontend.text.long_texts import read_texts
@@ -88,6 +89,11 @@ async def _answer(request: Request, asked: bodies.ChatRequest | bodies.GenerateR
         (await find_model(request, asked.model)).keep_alive(0, by_admin=by_admin)
         return _without_text(asked, "unload")
     model, llm = await served_model(request, asked.model)
+    if isinstance(llm, PresetLLM):
+        asked.options = asked.options or bodies.Options()
+        for name, value in llm.preset.parameters.given().items():
+            if getattr(asked.options, name) is None:
+                setattr(asked.options, name, value)
     if keep_alive_s is not None:
         model.keep_alive(keep_alive_s, by_admin=by_admin)
     if is_empty:
@@ -158,6 +164,8 @@ async def _prompt(
     context = asked.context or []
     if asked.images and (context or asked.raw):
         raise ApiError(400, "images go without raw and context; use /api/chat")
+    if isinstance(llm, PresetLLM) and asked.system is None and not context:
+        asked.system = llm.preset.system
     if asked.raw or (template is None and not asked.system):
         encode = functools.partial(
             llm.input_processor.encode,
@@ -170,7 +178,10 @@ async def _prompt(
     messages = [{"role": "user", "content": _content(asked.prompt, asked.images)}]
     if asked.system:
         messages.insert(0, {"role": "system", "content": asked.system})
-    prompt = await llm.chat_prompt(messages, is_cut=True, **variables)
+    if context:  # it begins with the messages of a preset
+        prompt = await AsyncLLM.chat_prompt(llm, messages, is_cut=True, **variables)
+    else:
+        prompt = await llm.chat_prompt(messages, is_cut=True, **variables)
     return fitting.cut({**prompt, "prompt_token_ids": context + prompt["prompt_token_ids"]})
 
 

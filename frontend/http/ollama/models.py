@@ -3,12 +3,13 @@
 import contextlib
 import hashlib
 import re
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Iterable
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 import msgspec
+from msgspec import UNSET
 from starlette.requests import Request
 from starlette.responses import Response
 
@@ -20,9 +21,11 @@ from frontend.http.event_stream import LineStream, ending_with_errors, json_resp
 from frontend.http.exchange import exchange_of
 from frontend.http.ollama import bodies
 from frontend.http.operations import operation
-from frontend.http.served_models import ServedModel, ServedModels, served_models
+from frontend.http.served_models import ServedModel, ServedModels, ServedPreset, served_models
 from frontend.http.settings import ServerSettings
 from frontend.http.tools.stream import format_of_template
+from protocol.modelfile import modelfile, parameter_lines
+from protocol.presets import model_of
 
 _VERSION = "0.13.0"
 """The version of Ollama whose API this is. Clients compare it."""
@@ -57,7 +60,9 @@ async def find_model(request: Request, name: str) -> ServedModel:
 async def tags(request: Request) -> Response:
     """The models of this server."""
     return json_response(
-        bodies.ModelEntries(models=[entry async for entry, _, _ in _entries(request)])
+        bodies.ModelEntries(
+            models=[entry async for entry, _, _ in _entries(served_models(request).with_presets())]
+        )
     )
 
 
@@ -70,7 +75,7 @@ async def ps(request: Request) -> Response:
             expires_at=model.expires_at or _NEVER,
             **{**msgspec.structs.asdict(entry), "size": model.memory_bytes or entry.size},
         )
-        async for entry, model, llm in _entries(request)
+        async for entry, model, llm in _entries(served_models(request))
         if llm is not None
     ]
     return json_response(bodies.LoadedModels(models=loaded))
@@ -93,6 +98,14 @@ async def show(request: Request, asked: bodies.ModelRequest) -> Response:
         capabilities.append("thinking")
     if info.multimodal is not None and "image" in info.multimodal.max_items:
         capabilities.append("vision")
+    preset = None
+    if isinstance(model, ServedPreset):  # callers are told no paths
+        of, adapter = model.parent, model.preset.adapter
+        adapter = None if adapter is None else Path(adapter).name
+        preset = msgspec.structs.replace(model.preset, from_=of, adapter=adapter)
+    parameters = [] if preset is None else parameter_lines(preset.parameters)
+    own = {line.split()[0] for line in parameters}
+    parameters += [f"{k} {v:g}" for k, v in info.default_sampling.items() if k not in own]
     model_info: dict[str, Any] = {
         "general.architecture": family,
         "general.basename": info.name,
@@ -102,10 +115,13 @@ async def show(request: Request, asked: bodies.ModelRequest) -> Response:
     }
     return json_response(
         bodies.ShownModel(
-            modelfile=f"FROM {info.name}\n",
-            parameters="\n".join(f"{k} {v:g}" for k, v in info.default_sampling.items()),
+            modelfile=f"FROM {info.name}\n" if preset is None else modelfile(preset),
+            parameters="\n".join(parameters),
             template=template,
-            details=_details(llm),
+            system=UNSET if preset is None or preset.system is None else preset.system,
+            license=UNSET if preset is None or preset.license is None else preset.license,
+            messages=UNSET if preset is None else preset.messages,
+            details=_details(llm, model),
             model_info=model_info,
             capabilities=capabilities,
             modified_at=_since(model),
@@ -120,12 +136,14 @@ async def pull(request: Request, asked: bodies.ModelRequest) -> Response:
     models, name = served_models(request), asked.model or asked.name or ""
     try:
         model = await find_model(request, name)
-    except ApiError:
-        if models.new is None or not _NAME.fullmatch(name) or Path(name).exists():
+        model = model.model if isinstance(model, ServedPreset) else model
+    except ApiError as error:
+        is_fetched = models.new is not None and _NAME.fullmatch(name) and not Path(name).exists()
+        if error.status != 404 or models.new is None or not is_fetched:
             raise
         if not exchange_of(request).is_admin:
             raise ApiError(403, f"{name} is not served; only an admin's key adds it") from None
-        model = models.new(name.removesuffix(_LATEST))
+        model = models.new(model_of(name.removesuffix(_LATEST)))
     lines = _pulled(models, model)
     if asked.stream is not False:
         return LineStream(ending_with_errors(request, lines))
@@ -154,10 +172,10 @@ async def version(_request: Request) -> Response:
 
 
 async def _entries(
-    request: Request,
+    models: Iterable[ServedModel],
 ) -> AsyncGenerator[tuple[bodies.ModelEntry, ServedModel, AsyncLLM | None], None]:
     """One for each name; of an engine that is away without its client."""
-    for model in served_models(request):
+    for model in models:
         llm = None
         if model.resting is None:
             with contextlib.suppress(EngineClientError):
@@ -172,18 +190,22 @@ async def _entries(
                     modified_at=_since(model),
                     size=model.size_bytes or (0 if llm is None else llm.model.file_bytes),
                     digest=hashlib.sha256(f"{name} {fingerprint}".encode()).hexdigest(),
-                    details=bodies.ModelDetails() if llm is None else _details(llm),
+                    details=_details(llm, model),
                 ),
                 model,
                 llm,
             )
 
 
-def _details(llm: AsyncLLM) -> bodies.ModelDetails:
+def _details(llm: AsyncLLM | None, model: ServedModel) -> bodies.ModelDetails:
+    parent = model.parent if isinstance(model, ServedPreset) else ""
+    if llm is None:
+        return bodies.ModelDetails(parent_model=parent)
     family, info = _family(llm), llm.model
     stored = re.match(r"\w*", info.formats)
     level = "" if stored is None else stored[0]
     return bodies.ModelDetails(
+        parent_model=parent,
         format=info.file_format,
         family=family,
         families=[family],

@@ -23,6 +23,7 @@ from frontend.http.api_errors import ApiError
 from frontend.http.exchange import current_exchange
 from frontend.http.on_demand.options import OnDemandOptions
 from frontend.http.served_models import ServedModel
+from frontend.presets.llm import adapter_options, names_of
 from protocol.memory import available_memory_bytes, process_memory_bytes
 from protocol.running_daemons import note_daemon
 
@@ -93,6 +94,7 @@ class OnDemandModel(ServedModel):
         name = path.resolve().name.removesuffix(".gguf") if path.exists() else model
         super().__init__(AsyncLLM, [name])  # never called: it has no address
         self._model = model
+        self.asked = names_of(model)
         self._pool = pool
         self._options = pool.options
         pool.models.append(self)
@@ -196,6 +198,7 @@ class OnDemandModel(ServedModel):
     async def stop(self) -> None:
         """End its daemon, if there is one."""
         llm, self._llm = self._llm, None
+        self.presets.clear()
         self._what = "stopping" if llm else self._what
         async with self._changing:
             if llm is not None:
@@ -267,7 +270,10 @@ class OnDemandModel(ServedModel):
         name = self.names[0]
         while True:
             child = ChildDaemon(
-                ["--model", self._model, "--model-name", name, *self._options.engine_options],
+                [
+                    *("--model", self._model, "--model-name", name),
+                    *(*adapter_options(self._model), *self._options.engine_options),
+                ],
                 command=self._options.command,
                 on_line=functools.partial(_pass_on, name),
             )

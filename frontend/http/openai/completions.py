@@ -119,7 +119,8 @@ async def _prompts(asked: CompletionRequest, llm: AsyncLLM) -> list[PromptInput]
 def _generate(
     llm: AsyncLLM, asked: CompletionRequest, prompts: list[PromptInput], exchange: Exchange
 ) -> list[AsyncGenerator[RequestOutput, None]]:
-    max_tokens = _DEFAULT_MAX_TOKENS if asked.max_tokens is None else max(1, asked.max_tokens)
+    max_tokens = llm.preset_sampling.get("max_tokens", _DEFAULT_MAX_TOKENS)
+    max_tokens = max_tokens if asked.max_tokens is None else max(1, asked.max_tokens)
     params = sampling_params(
         llm,
         asked,

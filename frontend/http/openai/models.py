@@ -8,13 +8,14 @@ from frontend.http.api_errors import unknown_model
 from frontend.http.event_stream import json_response
 from frontend.http.generation.answer_bodies import ModelCard, ModelList
 from frontend.http.operations import operation
-from frontend.http.served_models import ServedModel, served_models
+from frontend.http.served_models import ServedModel, ServedPreset, served_models
 
 
 @operation("GET", "/v1/models", gives=ModelList)
 async def list_models(request: Request) -> Response:
     """The models of this server."""
-    cards = [card for model in served_models(request) for card in await _cards(model)]
+    models = served_models(request).with_presets()
+    cards = [card for model in models for card in await _cards(model)]
     return json_response(ModelList(data=cards))
 
 
@@ -23,11 +24,11 @@ async def get_model(request: Request) -> Response:
     """One model."""
     models = served_models(request)
     name = request.path_params["name"]
-    for model in models:
+    for model in models.with_presets():
         for card in await _cards(model):
             if card.id == name:
                 return json_response(card)
-    raise unknown_model(name, models.names())
+    raise unknown_model(name, models.known_names())
 
 
 async def _cards(model: ServedModel) -> list[ModelCard]:
@@ -38,7 +39,8 @@ async def _cards(model: ServedModel) -> list[ModelCard]:
         root, max_model_len = info.name, info.max_model_len
     except EngineClientError:
         pass
-    parents = dict.fromkeys(model.names) | dict.fromkeys(model.adapters, root)
+    of = model.parent if isinstance(model, ServedPreset) else None
+    parents = dict.fromkeys(model.names, of) | dict.fromkeys(model.adapters, root)
     return [
         ModelCard(
             id=name,

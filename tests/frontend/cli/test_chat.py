@@ -7,6 +7,7 @@ import pytest
 from fake_model import ids_of, saying
 
 from frontend.cli.app import run_command_line
+from protocol.presets import Preset, PresetMessage, write_preset
 
 
 @pytest.fixture
@@ -33,6 +34,22 @@ def test_clear_forgets_the_turns_and_keeps_the_system_message(start_engine, chat
     code, out, _ = chat("one\n/clear\ntwo\n/exit\nthree\n", "--system", "S")
     assert (code, out) == (0, "yes\nyes\n")
     assert engine.requests[-1].prompt_token_ids == ids_of("system:S;user:two;")
+
+
+def test_a_presets_system_message_is_shown_and_removed(start_engine, chat, monkeypatch, tmp_path):
+    monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path))
+    engine = start_engine(next_token=saying("yes", then_eos=True), chat_template=None)
+    template = "{% for m in messages %}<{{ m.content }}>{% endfor %}"
+    said = [PresetMessage("user", "a"), PresetMessage("assistant", "b")]
+    write_preset("mario", Preset(from_="x", system="S", template=template, messages=said))
+    lines = "one\n/system\n/system -\n/clear\ntwo\n"
+    code, out, err = chat(lines, "--preset", "mario")
+    assert (code, out) == (0, "yes\nyes\n")
+    assert "system message: S\nsystem message: none\n" in err
+    prompts = [request.prompt_token_ids for request in engine.requests]
+    assert prompts == [ids_of("<S><a><b><one>"), ids_of("<a><b><two>")]
+    code, _, err = chat("one\n", "--preset", "luigi")
+    assert (code, "--preset: there is no 'luigi'" in err) == (2, True)
 
 
 def test_unknown_command_is_named(start_engine, chat):

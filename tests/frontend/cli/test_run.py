@@ -2,9 +2,10 @@
 
 import os
 
-from fake_model import saying
+from fake_model import TOKENIZER, saying
 
 from frontend.cli.app import run_command_line
+from protocol.presets import Parameters, Preset, write_preset
 from protocol.running_daemons import RunningDaemon, listed
 
 
@@ -17,6 +18,24 @@ def test_a_daemon_that_has_the_model_answers(start_engine, address, capsys, monk
     with listed(daemon):
         assert run_command_line(["run", "tiny", "Say", "ok", "--max-tokens", "9"]) == 0
     assert capsys.readouterr().out == "ok\n"
+
+
+def test_a_preset_is_answered_by_the_daemon_of_its_model(
+    start_engine, address, capsys, monkeypatch, tmp_path
+):
+    for name in ("XDG_RUNTIME_DIR", "XDG_DATA_HOME"):
+        monkeypatch.setenv(name, str(tmp_path))
+    engine = start_engine(next_token=saying("ok", then_eos=True))
+    preset = Preset(from_="tiny", system="S", parameters=Parameters(top_k=3, num_predict=9))
+    write_preset("mario", preset)
+    daemon = RunningDaemon(pid=os.getpid(), model="T", asked="tiny", address=address, files="")
+    with listed(daemon):
+        assert run_command_line(["run", "mario", "Hi", "--temperature", "0.5"]) == 0
+    assert capsys.readouterr().out == "ok\n"
+    (request,) = engine.requests
+    assert TOKENIZER.decode(request.prompt_token_ids) == "system:S;user:Hi;"
+    params = request.sampling_params
+    assert (params.top_k, params.max_tokens, params.temperature) == (3, 9, 0.5)
 
 
 def test_where_none_has_it_and_it_cannot_be_fetched_it_is_said(capfd, monkeypatch, tmp_path):

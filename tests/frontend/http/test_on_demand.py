@@ -23,6 +23,7 @@ from frontend.http.on_demand import while_starting
 from frontend.http.on_demand.model import DaemonPool, OnDemandModel
 from frontend.http.on_demand.options import OnDemandOptions, keep_alive_seconds
 from frontend.http.served_models import ServedModels
+from protocol.presets import Preset, write_preset
 
 pytestmark = pytest.mark.slow
 
@@ -80,6 +81,25 @@ def serve(tmp_path):
             return Server(servers.enter_context(serving_models(served, **settings)), tmp_path)
 
         yield start
+
+
+def test_a_preset_is_listed_and_starts_its_model_which_serves_both(serve, tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path))
+    write_preset("mario", Preset(from_="small", system="S"))
+    server = serve("small", "other")
+    listed = {card["id"]: card["parent"] for card in server.http.get("/v1/models").json()["data"]}
+    assert listed == {"small": None, "other": None, "mario": "small"}
+    assert server.state("small") == "stopped"
+    body = {"model": "mario", "messages": HELLO, "max_tokens": 2, "return_token_ids": True}
+    answer = server.http.post("/v1/chat/completions", json=body).json()
+    assert answer["usage"]["prompt_tokens"] == len("system:S;user:Hello;")
+    assert server.complete("small").is_success
+    assert (len(server.pids("small")), server.pids("other")) == (1, [])
+    write_preset("luigi", Preset(from_="fresh"))
+    for name in ("mario", "luigi"):  # their models are fetched, and served
+        assert server.http.post("/api/pull", json={"model": name}).text.endswith('success"}\n')
+    names = [card["id"] for card in server.http.get("/v1/models").json()["data"]]
+    assert names == ["small", "other", "fresh", "luigi", "mario"]
 
 
 def test_looking_starts_nothing_and_the_answers_are_true(serve):
