@@ -19,9 +19,9 @@ from protocol.memory import available_memory_bytes
 
 logger = logging.getLogger(__name__)
 
-_MOST_TOKENS, _LEAST_BYTES, _MOST_BYTES = 32768, 64 << 20, 1 << 30
+_MOST_TOKENS, _LEAST_BYTES, _MOST_BYTES = 32768, 32 << 20, 1 << 30
 """Of what is ahead of the blocks in use, without --kv-cache-memory."""
-_PART = 256
+_PART = 512
 """The part of the free memory that is ahead, between these bytes."""
 _POPULATE_WRITE = 23  # of madvise: as if each page were written, but its contents stay
 _STRIDE_BYTES = 256 << 10

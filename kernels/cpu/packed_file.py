@@ -48,6 +48,7 @@ class PackedFileWriter:
         self.discard = weakref.finalize(self, _remove, self._file)
         fcntl.flock(self._file, fcntl.LOCK_EX)  # until this process ends: `remove_abandoned`
         self._used = self._taken = START.size
+        self._unmapped = 0
         self._file.truncate(START.size + most_bytes)  # takes nothing of the disk yet
         self._pages = mmap.mmap(self._file.fileno(), START.size + most_bytes)
         self._address = torch.frombuffer(self._pages, dtype=torch.uint8).data_ptr()
@@ -62,6 +63,7 @@ class PackedFileWriter:
             taken = min(max(end, self._taken + _TAKEN_AT_ONCE), len(self._pages))
             os.posix_fallocate(self._file.fileno(), self._taken, taken - self._taken)
             self._taken = taken
+            self._unmap_packed()
         self._used = min(-(-end // _ALIGNMENT) * _ALIGNMENT, len(self._pages))
         return torch.frombuffer(self._pages, dtype=torch.uint8, count=num_bytes, offset=start)
 
@@ -78,6 +80,7 @@ class PackedFileWriter:
             shape = {"outputs": weight.num_outputs, "inputs": weight.num_inputs}
             places = {field: self._place(getattr(weight, field)) for field in _FIELDS}
             records[name] = {"kind": weight.kind.name, **shape, **places}
+        self._unmap_packed()
         described = {"key": path.stem, "made_of": list(made_of), "weights": records}
         header = json.dumps(described).encode()
         self._file.truncate(self._used)
@@ -95,6 +98,14 @@ class PackedFileWriter:
                 self.discard.detach()
 
         return put
+
+    def _unmap_packed(self) -> None:
+        """Leave what is packed to the file's pages, until it is used: beside the model's file it
+        would be in this process twice."""
+        start, stop = self._unmapped, self._used // mmap.PAGESIZE * mmap.PAGESIZE
+        if stop > start:
+            self._pages.madvise(mmap.MADV_DONTNEED, start, stop - start)
+            self._unmapped = stop
 
     def _place(self, tensor: torch.Tensor | None) -> list[int] | None:
         if tensor is None:

@@ -38,7 +38,9 @@ if TYPE_CHECKING:
 
     from kernels.interface.weights import QuantisedTensor, WeightPart
 
-_RELEASE_BYTES = 16 << 20
+_RELEASE_BYTES, _LAYER_BYTES = 16 << 20, 1 << 30
+"""What is given back at a time, and how far before it: parts that wait for others of their layer
+are read a second time, when they are packed."""
 
 _LAYER = re.compile(r"blk\.(\d+)\.")
 _PART = re.compile(r"(?P<stem>.+)-(?P<index>\d{5})-of-(?P<count>\d{5})\.gguf")
@@ -278,5 +280,6 @@ def mapped(header: GgufHeader) -> Iterator[tuple[GgufTensor, torch.Tensor]]:
         yield tensor, mapped[tensor.start_bytes : tensor.start_bytes + tensor.num_bytes]
         passed_bytes = tensor.start_bytes // mmap.PAGESIZE * mmap.PAGESIZE
         if passed_bytes - released_bytes >= _RELEASE_BYTES:
-            pages.madvise(mmap.MADV_DONTNEED, released_bytes, passed_bytes - released_bytes)
+            start = max(0, released_bytes - _LAYER_BYTES)
+            pages.madvise(mmap.MADV_DONTNEED, start, passed_bytes - start)
             released_bytes = passed_bytes

@@ -92,9 +92,9 @@ def test_of_a_cache_whose_memory_nobody_gave_the_first_blocks_are_few(monkeypatc
     assert blocks(pool_bytes=[2**20]) == 1 + 1024
     assert blocks(pool_bytes=[2**31]) == 1
     free_bytes = 2**35
-    assert blocks(pool_bytes=[2**20]) == 1 + 128
-    free_bytes = 2**30
     assert blocks(pool_bytes=[2**20]) == 1 + 64
+    free_bytes = 2**30
+    assert blocks(pool_bytes=[2**20]) == 1 + 32
     free_bytes = 2**40
     specs = [KEYS, KVCacheGroupSpec(2, pool=1)]
     assert blocks(1, specs=specs, pool_bytes=[1000, 1000]) == 1 + 32768 // 16

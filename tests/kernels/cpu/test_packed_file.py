@@ -1,5 +1,6 @@
 """Packed weights go to a file and come back with the same bits; any other file is refused."""
 
+import mmap
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
@@ -104,6 +105,17 @@ def test_a_file_that_is_not_finished_is_no_file_and_its_memory_stays(tmp_path: P
     del writer
     assert not list(tmp_path.iterdir())
     assert bool((memory == 7).all())
+
+
+def test_what_is_packed_leaves_the_process_until_it_is_used(tmp_path: Path) -> None:
+    def resident_bytes() -> int:
+        return int(Path("/proc/self/statm").read_text().split()[1]) * mmap.PAGESIZE
+
+    writer = PackedFileWriter(tmp_path, 256 << 20)
+    before_bytes = resident_bytes()
+    packed = [writer.reserve(64 << 20).fill_(number) for number in range(3)]
+    assert resident_bytes() - before_bytes < 100 << 20
+    assert [int(each[-1]) for each in packed] == [0, 1, 2]
 
 
 def test_a_crash_while_packing_leaves_nothing_that_is_taken_for_weights(
