@@ -82,6 +82,8 @@ def _why_text(options: EngineOptions, files: ModelFiles, loaded: LoadedModel) ->
         return "--speculative mtp makes drafts for text alone"
     if options.load_format == "dummy":
         return "the model's weights are random"
+    if options.parallel.num_workers > 1 and not loaded.traits.is_host:
+        return "several workers on GPUs encode nothing; use one worker"
     if files.config.get("model_type") not in MODEL_TYPES:
         return (
             f"no encoder of a model of type {files.config.get('model_type')!r} is supported, "

@@ -105,7 +105,8 @@ class Qwen2AudioSounds(Sounds):
     def rows(self, model: Any, tensors: Mapping[str, torch.Tensor]) -> torch.Tensor:
         """As in `Qwen2AudioModel.forward`, which has no function of its own for it."""
         num_heard = int(tensors["feature_attention_mask"].sum() - 1) // 2 + 1
-        is_heard = torch.arange(self._num_frames // 2) < num_heard
+        device = tensors["input_features"].device
+        is_heard = torch.arange(self._num_frames // 2, device=device) < num_heard
         found = model.audio_tower(
             tensors["input_features"], attention_mask=is_heard[None, None, None]
         )

@@ -12,7 +12,7 @@ from runners import runner_config, spoiled
 from test_multimodal import _decoded, prompts_of
 
 from engine_core.devices import traits_of
-from engine_core.model_runner.gpu import GPUModelRunner
+from engine_core.model_runner.gpu import CudaQueue, GPUModelRunner
 from engine_core.models.blocks import block
 from engine_core.models.loading import load_model
 from engine_core.models.multimodal.families import input_family
@@ -21,9 +21,12 @@ from kernels.triton.device_steps import TritonDeviceSteps
 from kernels.triton.operations import TritonOperations
 from protocol.sampling import SamplingParams
 from tests.engine_core.models.tiny_multimodal import answer, make_model, make_prompt, save_model
+from tests.gpu.device import DEVICE
 from tests.kernels.torch_device_steps import TorchDeviceSteps
 
 VOCAB = 120
+TRITON_DEVICE = torch.device(DEVICE, 0 if DEVICE == "cuda" else None)
+"""TEST_DEVICE=cuda makes it a GPU."""
 
 
 @pytest.fixture
@@ -33,12 +36,13 @@ def make_loop(monkeypatch, tmp_path):
 
     def make(model_type, on_triton, *, budget, num_blocks=150, cache=64):
         monkeypatch.setattr(block, "traits_of", lambda device: traits_of("cuda"))
-        ops = TritonOperations(torch.device("cpu")) if on_triton else PaddedOperations()
+        ops = TritonOperations(TRITON_DEVICE) if on_triton else PaddedOperations()
         reference = make_model(model_type)
         config, options = reference.config.to_dict(), {}
         family = input_family(config)
         path = save_model(model_type, tmp_path)
-        encoder = load_encoder(path, family, dtype=torch.float32, num_threads=1)
+        numbers = {"dtype": torch.float32, "num_threads": 1, "device": ops.device}
+        encoder = load_encoder(path, family, **numbers)
         model = load_model(config, reference.state_dict().items(), dtype=torch.float32, ops=ops)
         limits = {"max_model_len": 128, "max_num_batched_tokens": budget}
         config = runner_config(model, ops, encoder=encoder, num_blocks=num_blocks, **limits)
@@ -47,7 +51,8 @@ def make_loop(monkeypatch, tmp_path):
             num_blocks, options["checkpoint_interval"] = (num_blocks,) * num_pools, 8
             config = dataclasses.replace(config, num_blocks=num_blocks)
         steps = TritonDeviceSteps() if on_triton else TorchDeviceSteps()
-        runner = spoiled(GPUModelRunner(config, steps=steps, queue=LateQueue()))
+        queue = CudaQueue(ops.device) if ops.device.type == "cuda" else LateQueue()
+        runner = spoiled(GPUModelRunner(config, steps=steps, queue=queue))
         scheduler = make_scheduler(
             config.layout, depth=2, num_blocks=num_blocks, num_host_blocks=0, swap=False,
             max_num_seqs=8, max_num_encoder_input_tokens=64, encoder_cache_size=cache,
@@ -114,4 +119,4 @@ def test_interpreted_kernels_give_the_tokens_of_transformers(make_loop, model_ty
     for name, (_, tokens, _) in expected.items():
         given = loop.tokens[name, 0]
         assert given == tokens[: len(given)]
-    assert loop.runner._queue.num_replayed
+    assert len(loop.runner.graphs)
