@@ -212,6 +212,8 @@ def _announce(config: EngineConfig, phases: StartPhases, workers: WorkerList) ->
         "dtype": config.dtype,
         "dtype_reason": config.dtype_reason,
         "instruction_set": config.instruction_set,
+        "num_threads": config.num_threads,
+        "num_threads_reason": config.num_threads_reason,
         "weights": config.weights,
         "kv_cache_dtype": config.kv_cache_dtype,
         "kv_cache_bytes": config.kv_cache_bytes,

@@ -52,7 +52,7 @@ def select_operations(
         keeps_blocks: quantised blocks that the backend runs stay as they are; else they are
             dequantised, and become `float_weights`.
         fp8_cache: keys and values will be float8_e4m3fn, on a GPU.
-        num_threads: of the native library; None: `kernels.cpu.library.available_threads`.
+        num_threads: of the native library; None: as `kernels.cpu.threads.choose_threads` says.
         quantised_types: of the model, see `QuantisedTensor.type_name`. A GPU keeps those that it
             runs, if `keeps_blocks`.
         report: gets a line before native kernels are built, or if torch replaces them.

@@ -32,6 +32,8 @@ class EngineConfig:
     capture_at_start: bool
     enforce_eager: bool
     num_threads: int
+    num_threads_reason: str
+    """What has made them fewer than the process's CPUs; empty: nothing."""
     block_size: int
     num_blocks: PoolSizes
     kv_cache_bytes: int

@@ -30,7 +30,7 @@ from engine_core.startup.runner_spec import Runner, RunnerSpec
 from engine_core.workers.executor import GroupExecutor, GroupModelHost, PipelineExecutor
 from engine_core.workers.group import WorkerGroup
 from engine_core.workers.messages import Serve, Sizes, Start
-from kernels.cpu.library import available_threads
+from kernels.cpu.threads import choose_threads
 
 
 class OneRank:
@@ -203,7 +203,7 @@ def _share_of_host(options: EngineOptions, num_workers: int, local_rank: int) ->
     """Workers of one machine share its cores evenly, at least one each. They are not pinned:
     beside its model a rank has threads that only wake for a moment (messages, collectives, masks),
     and the system finds them a core that is idle."""
-    cores = min(available_threads(), options.num_threads or available_threads())
+    cores = choose_threads(options.num_threads).count
     base, more = divmod(cores, num_workers)
     fraction = options.memory_fraction or defaults_of(torch.device("cpu")).memory_fraction
     return dataclasses.replace(

@@ -40,6 +40,8 @@ from engine_core.startup.memory import (
 from engine_core.startup.model import LoadedModel
 from engine_core.startup.multimodal import encoder_bytes, with_encoder_sizes
 from engine_core.startup.runner_spec import RunnerSpec
+from kernels.cpu.threads import choose_threads
+from kernels.interface.operations import Operations
 
 logger = logging.getLogger(__name__)
 
@@ -241,6 +243,7 @@ def resolve_config(runner: RunnerSpec, files: ModelFiles, *, address: str) -> En
         capture_at_start=options.capture_at_start,
         enforce_eager=not runner.uses_graphs,
         num_threads=loaded.ops.num_threads,
+        num_threads_reason=_threads_reason(options, loaded.ops),
         block_size=options.block_size,
         num_blocks=num_blocks,
         kv_cache_bytes=layout.num_bytes(num_blocks),
@@ -275,6 +278,11 @@ def resolve_config(runner: RunnerSpec, files: ModelFiles, *, address: str) -> En
             ),
         ),
     )
+
+
+def _threads_reason(options: EngineOptions, ops: Operations) -> str:
+    threads = choose_threads(options.num_threads)
+    return threads.reason if ops.device.type == "cpu" and threads.count == ops.num_threads else ""
 
 
 def _choose_num_blocks(runner: RunnerSpec, pools: PoolShares) -> PoolSizes:

@@ -7,7 +7,6 @@ import ctypes
 import fcntl
 import hashlib
 import itertools
-import math
 import os
 import platform
 import shutil
@@ -25,11 +24,11 @@ from typing import Any
 import platformdirs
 import torch
 
+from kernels.cpu.threads import Threads, WrongNumberOfThreads, choose_threads
 from kernels.cpu.weight_memory import WEIGHT_MEMORY
 
 SWITCH_VARIABLE = "ENGINE_CORE_NATIVE"
 CACHE_VARIABLE = "ENGINE_CORE_NATIVE_CACHE"
-THREADS_VARIABLE = "ENGINE_CORE_NATIVE_THREADS"
 
 AVX2_VNNI = "avx2_vnni"
 """What `forced_isa` calls avx2 with AVX-VNNI: without that name a forced avx2 has none."""
@@ -69,7 +68,7 @@ class NativeLibrary:
         memory: where packed weights lie.
     """
 
-    def __init__(self, path: Path, num_threads: int) -> None:
+    def __init__(self, path: Path, threads: Threads) -> None:
         self._functions: dict[str, NativeFunction] = {}
         self.build = path.stem
         self.memory = WEIGHT_MEMORY
@@ -79,7 +78,9 @@ class NativeLibrary:
             raise NativeLibraryUnavailable(
                 f"{path} does not load ({error}); remove it to have it built again"
             ) from error
-        check(self.function("ec_pool_start", INT)(num_threads))
+        start = self.function("ec_pool_start", INT, POINTER, INT)
+        num_cpus = len(threads.place_of_cpu)
+        check(start(threads.count, (INT * num_cpus)(*threads.place_of_cpu), num_cpus))
         self.num_threads = int(self._dll.ec_num_threads())
 
     def function(self, name: str, *argument_types: Any) -> NativeFunction:
@@ -164,39 +165,17 @@ def load_library(
     built before, or the compiler has failed.
 
     Args:
-        num_threads: most that an operation may use; None: all that `available_threads` finds. A
-            process has one pool, which never shrinks.
+        num_threads: most that an operation may use; None: as `choose_threads` says. A process has
+            one pool, which never shrinks.
         report: gets a line before the library is built, and one for each file.
     """
     if os.environ.get(SWITCH_VARIABLE, "1") == "0":
         raise NativeLibraryUnavailable(f"switched off by {SWITCH_VARIABLE}=0")
-    available = available_threads()
-    path = build_library(cache_folder(), report=report)
-    return NativeLibrary(path, min(available, num_threads or available))
-
-
-def available_threads() -> int:
-    """The CPUs that this process may use: its affinity, cut by its control group's quota.
-
-    ENGINE_CORE_NATIVE_THREADS, or else OMP_NUM_THREADS, lowers it.
-    Raises NativeLibraryUnavailable: a variable that is not a whole number above 0."""
-    limit = len(os.sched_getaffinity(0))
     try:
-        quota, period = Path("/sys/fs/cgroup/cpu.max").read_text().split()
-        if quota != "max":
-            limit = min(limit, max(1, math.floor(int(quota) / int(period))))
-    except (OSError, ValueError):
-        pass  # no control group, or one without a quota
-    for variable in (THREADS_VARIABLE, "OMP_NUM_THREADS"):
-        # OpenMP takes a list, a number for each level of nesting
-        text = os.environ.get(variable, "").partition(",")[0].strip()
-        if text:
-            if not text.isdecimal() or int(text) < 1:
-                raise NativeLibraryUnavailable(
-                    f"{variable} is {text!r}, it must be a whole number of threads from 1 on"
-                )
-            return min(limit, int(text))
-    return limit
+        threads = choose_threads(num_threads)
+    except WrongNumberOfThreads as error:
+        raise NativeLibraryUnavailable(str(error)) from error
+    return NativeLibrary(build_library(cache_folder(), report=report), threads)
 
 
 def build_library(
@@ -248,7 +227,7 @@ def build_library(
                     _compile([compiler, *_FLAGS, *extra_flags], Path(folder), unit, made)
                     report(f"compiled {next(number)} of {len(units)}: {unit.name}")
 
-                with ThreadPoolExecutor(available_threads()) as pool:
+                with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool:
                     list(pool.map(compile_unit, units, compiled))
                 linked = Path(folder) / "linked.so"
                 link = [compiler, *_LINK_FLAGS, *extra_flags, "-o", str(linked)]

@@ -2,12 +2,13 @@
 //
 //   open_       caller   the job takes helpers
 //   next_       all      the next task to be taken
-//   inside_     threads  helpers that may be reading the job
+//   seats_[i]   thread i whether it may be reading the job; a line of its own, so that many threads
+//                        that come and go do not wait for each other's
 //   signal_     caller   goes up with every job; sleepers wait for it to change (futex)
 //
-// A helper enters (inside_ + 1), and only then looks whether the job is open; the caller closes
-// the job, and only then waits for inside_ = 0. Both are sequentially consistent, so no helper
-// reads a job that its caller has left, and a helper that sleeps through a job delays no other.
+// A helper takes its seat, and only then looks whether the job is open; the caller closes the job,
+// and only then waits for empty seats. Both are sequentially consistent, so no helper reads a job
+// that its caller has left, and a helper that sleeps through a job delays no other.
 #include "pool.h"
 
 #include <linux/futex.h>
@@ -16,9 +17,9 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <atomic>
 #include <chrono>
-#include <climits>
 #include <thread>
 #include <utility>
 #include <vector>
@@ -45,35 +46,37 @@ void futex(std::atomic<uint32_t>* word, int operation, uint32_t value) {
             nullptr, nullptr, 0);
 }
 
+struct alignas(64) Seat {
+    std::atomic<bool> is_taken{false};
+};
+
 class Pool {
 public:
     int num_threads() const { return num_threads_.load(std::memory_order_relaxed); }
 
-    // Every helper has a CPU of its own among the process's; the caller moves as the system likes.
-    int start(int num_threads) {
+    // `place_of_cpu`: the number of each CPU's place, -1 for one that this process may not use.
+    // Where there are as many places as threads, every helper has a place of its own, and the
+    // caller moves as the system likes. Where there are more, other processes may have theirs
+    // there: the system finds the threads CPUs that are idle.
+    void start(int num_threads, const int32_t* place_of_cpu, int num_cpus) {
         while (busy_.exchange(true)) sched_yield();  // a job reads what changes here
-        if (cpus_.empty()) {
-            cpu_set_t allowed;
-            CPU_ZERO(&allowed);
-            if (sched_getaffinity(0, sizeof allowed, &allowed) == 0) {
-                for (int cpu = 0; cpu < CPU_SETSIZE; ++cpu) {
-                    if (CPU_ISSET(cpu, &allowed)) cpus_.push_back(cpu);
-                }
-            }
-        }
-        if (!cpus_.empty() && num_threads > static_cast<int>(cpus_.size())) {
-            num_threads = static_cast<int>(cpus_.size());
+        if (num_threads > num_threads_.load()) {
+            place_of_cpu_.assign(place_of_cpu, place_of_cpu + num_cpus);
+            const auto last = std::max_element(place_of_cpu_.begin(), place_of_cpu_.end());
+            is_pinned_ = num_cpus > 0 && *last + 1 == num_threads;
+            places_.resize(static_cast<size_t>(num_threads));
+            for (int i = 0; i < num_threads; ++i) places_[static_cast<size_t>(i)] = i;
         }
         while (num_threads_.load() < num_threads) {
             const int index = num_threads_.load();
             std::thread helper([this, index] { help(index); });
             handles_.push_back(helper.native_handle());
-            if (!cpus_.empty()) pin(index);
             helper.detach();
             num_threads_.store(index + 1);
         }
+        for (int i = 1; i < num_threads_.load(); ++i) pin(i);
+        most_helpers_.store(num_threads_.load() - 1);
         busy_.store(false);
-        return num_threads_.load();
     }
 
     void run(int64_t num_tasks, Task task, void* context) {
@@ -91,7 +94,7 @@ public:
         num_tasks_ = num_tasks;
         next_.store(0, std::memory_order_relaxed);
         open_.store(true);
-        wake();
+        wake(num_tasks - 1);
         work(0);
         open_.store(false);
         wait_until_left();
@@ -99,43 +102,59 @@ public:
         busy_.store(false);
     }
 
-    // Helpers that sleep wake and spin.
-    void wake() {
+    // So many helpers that sleep wake and spin, if there are, and no more than have a CPU.
+    void wake(int64_t wanted) {
         signal_.fetch_add(1);
-        if (sleepers_.load() > 0) futex(&signal_, FUTEX_WAKE, INT_MAX);
+        wanted = std::min<int64_t>(wanted, most_helpers_.load(std::memory_order_relaxed));
+        if (wanted > 0 && sleepers_.load() > 0) {
+            futex(&signal_, FUTEX_WAKE, static_cast<uint32_t>(wanted));
+        }
+    }
+
+    // The CPUs of the process may have become fewer since the start: a container's are changed,
+    // or someone has called taskset.
+    void count_cpus() {
+        cpu_set_t allowed;
+        if (sched_getaffinity(0, sizeof allowed, &allowed) != 0) return;
+        most_helpers_.store(std::min(num_threads(), CPU_COUNT(&allowed)) - 1);
     }
 
     // The threads of a parent do not exist in its child.
     void forget_threads() {
         num_threads_.store(1);
         handles_.clear();
-        inside_.store(0);
+        for (Seat& seat : seats_) seat.is_taken.store(false);
         sleepers_.store(0);
         open_.store(false);
         busy_.store(false);
     }
 
 private:
-    // Thread i belongs on cpus_[i]; 0 is the caller, whose place is only kept free.
+    // Thread i belongs on places_[i]; 0 is the caller, whose place is only kept free. A system that
+    // has taken the place from the process meanwhile leaves the thread where it is.
     void pin(int index) {
-        cpu_set_t one;
-        CPU_ZERO(&one);
-        CPU_SET(cpus_[static_cast<size_t>(index)], &one);
-        pthread_setaffinity_np(handles_[static_cast<size_t>(index) - 1], sizeof one, &one);
+        cpu_set_t cpus;
+        CPU_ZERO(&cpus);
+        for (size_t cpu = 0; cpu < place_of_cpu_.size(); ++cpu) {
+            const int place = place_of_cpu_[cpu];
+            if (is_pinned_ ? place == places_[static_cast<size_t>(index)] : place >= 0)
+                CPU_SET(cpu, &cpus);
+        }
+        pthread_setaffinity_np(handles_[static_cast<size_t>(index) - 1], sizeof cpus, &cpus);
     }
 
-    // The system may have moved the caller onto a helper's CPU, where one would wait for the
+    // The system may have moved the caller onto a helper's place, where one would wait for the
     // other for milliseconds: the helper takes the place that is kept free.
     void make_room() {
         const int cpu = sched_getcpu();
-        if (cpus_.empty() || cpu == cpus_[0]) return;
-        const int num_threads = num_threads_.load(std::memory_order_relaxed);
-        for (int i = 1; i < num_threads; ++i) {
-            if (cpus_[static_cast<size_t>(i)] != cpu) continue;
-            std::swap(cpus_[0], cpus_[static_cast<size_t>(i)]);
-            pin(i);
-            return;
-        }
+        caller_cpu_.store(cpu, std::memory_order_relaxed);
+        if (!is_pinned_ || cpu < 0 || static_cast<size_t>(cpu) >= place_of_cpu_.size()) return;
+        const int place = place_of_cpu_[static_cast<size_t>(cpu)];
+        if (place == places_[0]) return;
+        const auto found = std::find(places_.begin() + 1, places_.end(), place);
+        if (found == places_.end()) return;
+        std::swap(places_[0], *found);
+        pin(static_cast<int>(found - places_.begin()));
     }
 
     void work(int thread) {
@@ -149,23 +168,27 @@ private:
     void help(int index) {
         working_ = true;
         own_index_ = index;
+        Seat& seat = seats_[index];
         uint32_t done = 0;  // the signal of the last job that this thread has helped with
         for (;;) {
             const uint32_t seen = wait_for_signal(done);
             done = seen;
-            inside_.fetch_add(1);
+            seat.is_taken.store(true);
             if (open_.load()) work(index);
-            inside_.fetch_sub(1);
+            seat.is_taken.store(false, std::memory_order_release);
         }
     }
 
     // A helper that another program has driven from its CPU may stand in the way of its own task.
     void wait_until_left() {
-        for (int i = 0; inside_.load() != 0; ++i) {
-            if (i < 4096) {
-                pause();
-            } else {
-                sched_yield();
+        const int num_threads = num_threads_.load(std::memory_order_relaxed);
+        for (int i = 1; i < num_threads; ++i) {
+            for (int spins = 0; seats_[i].is_taken.load(); ++spins) {
+                if (spins < 4096) {
+                    pause();
+                } else {
+                    sched_yield();
+                }
             }
         }
     }
@@ -178,6 +201,8 @@ private:
                 if (signal != done) return signal;
                 pause();
             }
+            // there it would spin in its caller's time
+            if (sched_getcpu() == caller_cpu_.load(std::memory_order_relaxed)) break;
         } while (std::chrono::steady_clock::now() < stop);
         release_tiles();
         sleepers_.fetch_add(1);
@@ -190,8 +215,10 @@ private:
         return signal;
     }
 
-    std::vector<int> cpus_;           // of threads 0, 1, ...; those behind are not in use
+    std::vector<int32_t> place_of_cpu_;
+    std::vector<int> places_;         // of threads 0, 1, ...
     std::vector<pthread_t> handles_;  // of threads 1, 2, ...
+    bool is_pinned_ = false;
     std::atomic<int> num_threads_{1};
     std::atomic<bool> busy_{false};
     Task task_ = nullptr;
@@ -199,9 +226,11 @@ private:
     int64_t num_tasks_ = 0;
     alignas(64) std::atomic<int64_t> next_{0};
     alignas(64) std::atomic<bool> open_{false};
-    alignas(64) std::atomic<int> inside_{0};
+    Seat seats_[max_threads];
     alignas(64) std::atomic<uint32_t> signal_{0};
     std::atomic<int> sleepers_{0};
+    std::atomic<int> caller_cpu_{-1};
+    std::atomic<int> most_helpers_{0};
 
     static thread_local bool working_;
     static thread_local int own_index_;
@@ -235,19 +264,23 @@ void run_tasks(int64_t num_tasks, Task run, void* context) {
 
 EC_EXPORT int ec_num_threads() { return ec::num_threads(); }
 
-// Starts threads until there are `num_threads` with the caller, and no more than the CPUs that
-// this process may use; a pool never shrinks.
-EC_EXPORT const char* ec_pool_start(int num_threads) {
+// Starts threads until there are `num_threads` with the caller; a pool never shrinks. Places:
+// `Pool::start`.
+EC_EXPORT const char* ec_pool_start(int num_threads, const int32_t* place_of_cpu, int num_cpus) {
     if (num_threads < 1 || num_threads > ec::max_threads) {
         return ec::refuse("num_threads is %d, it must be in [1, %d]", num_threads, ec::max_threads);
     }
-    ec::pool().start(num_threads);
+    if (num_cpus < 0 || num_cpus > CPU_SETSIZE) {
+        return ec::refuse("num_cpus is %d, it must be in [0, %d]", num_cpus, CPU_SETSIZE);
+    }
+    ec::pool().start(num_threads, place_of_cpu, num_cpus);
     return nullptr;
 }
 
 // A job comes within some 100 us: a thread takes longer to wake than most tasks.
 EC_EXPORT const char* ec_pool_wake() {
-    ec::pool().wake();
+    ec::pool().count_cpus();
+    ec::pool().wake(ec::max_threads);
     return nullptr;
 }
 

@@ -128,19 +128,10 @@ def test_a_variable_switches_the_library_off(monkeypatch: pytest.MonkeyPatch) ->
         native.load_library.__wrapped__()
 
 
-def test_threads_are_those_of_the_process_or_fewer(monkeypatch: pytest.MonkeyPatch) -> None:
-    allowed = len(os.sched_getaffinity(0))
-    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
-    monkeypatch.setenv("ENGINE_CORE_NATIVE_THREADS", "4096")
-    assert 1 <= native.available_threads() <= allowed
-    monkeypatch.setenv("ENGINE_CORE_NATIVE_THREADS", "1")
-    assert native.available_threads() == 1
-    monkeypatch.delenv("ENGINE_CORE_NATIVE_THREADS")
-    monkeypatch.setenv("OMP_NUM_THREADS", "1,4")  # of two levels of nesting
-    assert native.available_threads() == 1
+def test_a_wrong_number_of_threads_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("ENGINE_CORE_NATIVE_THREADS", "two")
     with pytest.raises(NativeLibraryUnavailable, match=r"'two'.*whole number"):
-        native.available_threads()
+        native.load_library.__wrapped__()
 
 
 def test_every_task_runs_once_also_in_nested_calls(library: NativeLibrary) -> None:
@@ -219,6 +210,77 @@ def test_a_helper_leaves_the_cpu_that_its_caller_was_moved_to(library: NativeLib
             assert {cpu} not in pinned_others()
     finally:
         os.sched_setaffinity(caller, allowed)
+
+
+_POOL = """
+import ctypes, os, sys, threading, time
+from pathlib import Path
+import numpy as np
+from kernels.cpu.library import build_library, cache_folder
+
+dll = ctypes.CDLL(str(build_library(cache_folder())))
+allowed = sorted(os.sched_getaffinity(0))
+out, seen = np.zeros(64, np.int64), np.zeros(64, np.int64)
+
+def start(num_threads, places):
+    place_of_cpu = (ctypes.c_int * len(places))(*places)
+    assert not dll.ec_pool_start(num_threads, place_of_cpu, len(places))
+
+def prove(num_jobs):
+    out[:] = seen[:] = 0
+    for _ in range(num_jobs):
+        dll.ec_pool_prove(ctypes.c_int64(64), ctypes.c_void_p(out.ctypes.data),
+                          ctypes.c_void_p(seen.ctypes.data))
+    assert np.array_equal(out, 2 * num_jobs * np.arange(1, 65)) and seen.sum() == 64 * num_jobs
+
+def helpers():
+    own = threading.get_native_id()
+    tasks = [int(path.name) for path in Path("/proc/self/task").iterdir()]
+    return [os.sched_getaffinity(task) for task in tasks if task != own]
+"""
+
+
+def run_with_pool(program: str) -> None:
+    done = subprocess.run([sys.executable, "-c", _POOL + program], timeout=60, check=False)
+    assert done.returncode == 0
+
+
+@pytest.mark.usefixtures("library")
+def test_a_pool_of_more_threads_than_cpus_wakes_no_more_than_there_are() -> None:
+    """A container's CPUs may become fewer while the engine runs."""
+    run_with_pool("""
+places = [-1] * (allowed[-1] + 1)
+for number, cpu in enumerate(allowed):
+    places[cpu] = number
+start(16, places)
+prove(500)
+for task in Path("/proc/self/task").iterdir():
+    os.sched_setaffinity(int(task.name), {allowed[0]})
+dll.ec_pool_wake()
+prove(500)
+time.sleep(0.05)
+dll.ec_pool_wake()
+prove(500)
+assert not seen[1:].any(), "the one CPU is the caller's"
+""")
+
+
+@pytest.mark.usefixtures("library")
+def test_threads_are_pinned_only_where_they_take_every_place() -> None:
+    """Other engines may have the other places."""
+    run_with_pool("""
+cpus = {allowed[0], allowed[-1]}
+places = [-1] * (allowed[-1] + 3)
+for number, cpu in enumerate(sorted(cpus)):
+    places[cpu] = number
+places[-1] = 2
+start(2, places)
+assert helpers().count(cpus) == 1, helpers()
+prove(10)
+start(3, places)
+assert [len(each) for each in helpers()].count(1) >= 1, helpers()
+prove(10)
+""")
 
 
 @pytest.mark.usefixtures("library")

@@ -108,8 +108,9 @@ def threads_and_instructions(library: NativeLibrary, case: RandomCase) -> None:
     seen = torch.zeros(library.num_threads, dtype=torch.int64)
     check(prove(num_tasks, out.data_ptr(), seen.data_ptr()))
     assert int(seen.sum()) == num_tasks
-    start = library.function("ec_pool_start", ctypes.c_int)
-    must_refuse("a pool of 0", lambda: check(start(-case.below(5))))
+    start = library.function("ec_pool_start", ctypes.c_int, p, ctypes.c_int)
+    must_refuse("a pool of 0", lambda: check(start(-case.below(5), None, 0)))
+    must_refuse("too many CPUs", lambda: check(start(1, None, 1025 + case.below(5))))
     force = library.function("ec_force_isa", ctypes.c_int)
     level = len(ISA_NAMES) + case.below(5)
     must_refuse(f"instruction set {level}", lambda: check(force(level)))
