@@ -81,8 +81,7 @@ def _pack_ahead(name: str, *, prints_json: bool) -> None:
         files = open_model_files(name, finds_mmproj=True, report=lambda _line: None)
     except ModelFilesError:
         return
-    is_kept = "mxfp4" in files.quantised_types or not files.path.is_dir()
-    if not files.quantised_types or not is_kept:
+    if not files.quantised_types:
         return
     sources = {str(file.resolve()) for file in files.weight_files}
     if any(sources == set(its) for its in origins(cache_folder() / "weights").values()):
