@@ -32,6 +32,7 @@ for name, text in {
     "adapters": "Decode steps with adapters, and what requests without one pay for them.",
     "fleet": "Engines behind the HTTP server, beside what the simulator foretells of them.",
     "hybrids": "A hybrid of random weights, in turn with llama.cpp's tools on the same file.",
+    "big-models": "Models of billions of random weights, in turn with llama.cpp's tools.",
     "embeddings": "Sentences a second, in turn with sentence-transformers and onnxruntime.",
 }.items():
     # imported when it runs: the scheduler's must not find torch

@@ -78,7 +78,7 @@ def write_hybrid(file: Path, shape: Shape) -> None:
         writer.add_expert_shared_feed_forward_length(shape.features)
     generator = np.random.default_rng(0)
     for name, size, kind in _tensors(shape):
-        writer.add_tensor(name, _values(size, kind, generator), raw_dtype=kind)
+        writer.add_tensor(name, random_values(size, kind, generator), raw_dtype=kind)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
@@ -92,10 +92,7 @@ def _tensors(shape: Shape) -> Iterator[tuple[str, tuple[int, ...], Kind]]:
     yield "output_norm.weight", (width,), Kind.F32
     for layer in range(shape.layers):
         attends = layer % _INTERVAL == _INTERVAL - 1
-        # llama-quantize's use_more_bits
-        eighth, of_eight = shape.layers // 8, 8 * layer // shape.layers
-        has_more = of_eight in (0, 7) or (layer - eighth) % 3 == 2
-        more = Kind.Q6_K if has_more else Kind.Q4_K
+        more = kind_of_values(layer, shape.layers)
         query, kv = 4 * shape.kv_heads * _HEAD, shape.kv_heads * _HEAD
         parts: dict[str, tuple[tuple[int, ...], Kind]] = {
             "attn_norm": ((width,), Kind.F32),
@@ -136,7 +133,14 @@ def _tensors(shape: Shape) -> Iterator[tuple[str, tuple[int, ...], Kind]]:
             yield f"blk.{layer}.{part}.weight", size, kind
 
 
-def _values(
+def kind_of_values(layer: int, num_layers: int) -> Kind:
+    """Of `attn_v` and `ffn_down` in a Q4_K_M: llama-quantize's use_more_bits."""
+    eighth, of_eight = num_layers // 8, 8 * layer // num_layers
+    has_more = of_eight in (0, 7) or (layer - eighth) % 3 == 2
+    return Kind.Q6_K if has_more else Kind.Q4_K
+
+
+def random_values(
     size: tuple[int, ...], kind: Kind, generator: np.random.Generator
 ) -> np.ndarray[Any, Any]:
     """Floats, or bytes of blocks. A decay's rate is negative, as in `ssm_a`."""

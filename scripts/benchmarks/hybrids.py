@@ -1,11 +1,11 @@
 """A hybrid of random weights, in turn with llama.cpp's tools on the same file."""
 
-import contextlib
 import json as json_format
 import statistics
 import subprocess
 import tempfile
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from random import Random
 from typing import Annotated, Any, Literal
@@ -15,8 +15,11 @@ from cyclopts import Parameter
 from frontend import LLM, RequestOutput, SamplingParams
 from scripts.benchmarks import Json, Repeat, Rows, report, running_daemon
 from scripts.benchmarks.hybrid_files import SHAPES, write_hybrid
+from scripts.comparison.processes import peak_memory_bytes
 from scripts.load.report import log
 
+Rounds = dict[str, list[dict[str, float]]]
+"""Figures by engine, a dict for each round."""
 _BEFORE, _DECODED = 16, 32  # tokens of a stream
 _NEXT_TURN = 40
 
@@ -92,14 +95,32 @@ def hybrids(
 ) -> None:
     """Tokens a second of prompts, and of streams that decode; and how long the next turn of a
     conversation of the longest prompt waits. Both engines in turn; medians, and all runs."""
-    rounds: dict[str, list[dict[str, float]]] = {}
-    with contextlib.ExitStack() as stack:
-        folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
-        file = folder / f"qwen3.5-{shape}.gguf"
+    with tempfile.TemporaryDirectory() as folder:
+        file = Path(folder) / f"qwen3.5-{shape}.gguf"
         write_hybrid(file, SHAPES[shape])
-        words = ["--model", str(file), "--num-threads", str(threads), *options.split()]
-        _, ready = stack.enter_context(running_daemon(words))
-        ours = _Ours(stack.enter_context(LLM(address=ready["address"])), SHAPES[shape].vocabulary)
+        vocabulary, words = SHAPES[shape].vocabulary, options.split()
+        rounds, _ = in_turn(file, vocabulary, words, llama, prompts, streams, threads, repeat)
+        size = file.stat().st_size
+    facts = {"shape": shape, "file_bytes": size, "threads": threads, "options": options}
+    report(facts | {"medians": medians_of(rounds), "rounds": rounds}, json)
+
+
+def in_turn(
+    file: Path,
+    vocabulary: int,
+    options: Sequence[str],
+    llama: Path | None,
+    prompts: Rows,
+    streams: Rows,
+    threads: int,
+    repeat: int,
+) -> tuple[Rounds, int]:
+    """Figures of both engines, and the most bytes that a daemon of ours had resident.
+    Raises RuntimeError: a tool failed."""
+    rounds: Rounds = {}
+    words = ["--model", str(file), "--num-threads", str(threads), *options]
+    with running_daemon(words) as (daemon, ready), LLM(address=ready["address"]) as llm:
+        ours = _Ours(llm, vocabulary)
         ours.measure((min(prompts),), (1,))  # warms up
         for _ in range(repeat):
             rounds.setdefault("engine-core", []).append(ours.measure(prompts, streams))
@@ -108,10 +129,11 @@ def hybrids(
                 rounds.setdefault("llama.cpp", []).append(figures)
             for name, each in rounds.items():
                 log(f"{name:14}" + "  ".join(f"{k}: {v:.4g}" for k, v in each[-1].items()))
-        size = file.stat().st_size
-    medians = {
+        return rounds, peak_memory_bytes(daemon.pid)
+
+
+def medians_of(rounds: Rounds) -> dict[str, dict[str, float]]:
+    return {
         name: {key: statistics.median(one[key] for one in each) for key in each[0]}
         for name, each in rounds.items()
     }
-    facts = {"shape": shape, "file_bytes": size, "threads": threads, "options": options}
-    report(facts | {"medians": medians, "rounds": rounds}, json)

@@ -112,3 +112,13 @@ def test_a_hybrid_is_measured_with_its_next_turn(tmp_path):
     measured = result["medians"]["engine-core"]
     assert measured.keys() == {"prompt 64", "2 streams", "next turn's first token, s"}
     assert min(measured.values()) > 0
+
+
+@pytest.mark.slow
+def test_a_big_model_is_measured_with_its_starts(tmp_path):
+    options = ["--shapes", "tiny", "--prompts", "64", "--streams", "2", "--repeat", "1"]
+    result, said = bench(tmp_path, "big-models", *options)
+    measured = result["models"]["tiny"]["medians"]["engine-core"]
+    assert {"prompt 64", "first start, s", "second start, s", "peak memory / file"} <= {*measured}
+    assert min(measured.values()) > 0
+    assert "tiny" in said
