@@ -3,6 +3,7 @@
 import pytest
 import torch
 
+from kernels.triton.linear.gguf_blocks import GGUF_TYPES
 from tests.gpu.checks import dense_linear, fp8_linear, moe, quantised_linear
 from tests.gpu.device import on_gpu
 
@@ -77,6 +78,18 @@ def test_a_quantised_product_is_that_of_the_widened_weight(
         rows, outputs, inputs, num_bits=num_bits, symmetric=symmetric, dtype=dtype, device=device
     )
     assert error <= tolerance
+
+
+@pytest.mark.parametrize(
+    ("type_name", "rows", "outputs", "inputs"),
+    [("IQ1_M", 3, 48, 256), *(on_gpu(name, 33, 768, 2048) for name in GGUF_TYPES)],
+)
+def test_every_gguf_type_is_multiplied_as_its_numbers_are(type_name, rows, outputs, inputs, device):
+    widened, multiplied = quantised_linear.check_blocks(
+        type_name, rows, outputs, inputs, device=device
+    )
+    assert widened <= 1e-7
+    assert multiplied <= 1e-5
 
 
 SMALL_EXPERTS = (8, 2, 64, 32)

@@ -22,7 +22,7 @@ def random_blocks(type_name: str, num_rows: int, num_inputs: int) -> np.ndarray:
     """uint8 [rows, bytes]: of normal numbers, or of any bytes, but for small scales."""
     kind = GGMLQuantizationType[type_name]
     generator = np.random.default_rng(num_rows * 10_000 + num_inputs)
-    if type_name not in SCALES_AT:
+    if type_name not in (*SCALES_AT, "IQ1_M"):
         return quantize(generator.standard_normal((num_rows, num_inputs)).astype(np.float32), kind)
     elements, num_bytes = GGML_QUANT_SIZES[kind]
     blocks = generator.integers(0, 256, (num_rows, num_inputs // elements, num_bytes), np.uint8)

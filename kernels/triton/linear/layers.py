@@ -31,16 +31,15 @@ from kernels.triton.linear.fp8 import (
     multiply_rounded,
     prepare_float8,
 )
+from kernels.triton.linear.gguf_blocks import GGUF_TYPES, from_gguf
 from kernels.triton.linear.quantised import quantised_linear
 from kernels.triton.linear.quantised_experts import QuantisedExperts
 from kernels.triton.linear.quantised_weights import (
-    GGUF_TYPES,
     INPUTS_A_SPAN,
     QuantisedWeight,
     dequantise,
     from_awq,
     from_float8,
-    from_gguf,
     from_gptq,
     join_outputs,
     narrowed,
@@ -150,15 +149,7 @@ def gather_rows(token_ids_T: torch.Tensor, weight_VE: torch.Tensor | LinearWeigh
         case TritonLinearWeight():
             return F.embedding(token_ids_T, weight_VE.weight_NE)
         case TritonQuantisedWeight(QuantisedWeight() as table):
-            offsets_NG = table.offsets_NG
-            rows = replace(
-                table,
-                num_outputs=token_ids_T.shape[0],
-                packed_NJ=table.packed_NJ.index_select(0, token_ids_T),
-                scales_NG=table.scales_NG.index_select(0, token_ids_T),
-                offsets_NG=None if offsets_NG is None else offsets_NG.index_select(0, token_ids_T),
-            )
-            return dequantise(rows).to(weight_VE.dtype)
+            return dequantise(table.rows(token_ids_T)).to(weight_VE.dtype)
     raise AssertionError(f"{type(weight_VE).__name__} is no embedding, or another backend's")
 
 
@@ -356,7 +347,8 @@ class TritonPacking:
             return weight
         quantised = [each for each in weights if isinstance(each, QuantisedWeight)]
         joined = narrowed(join_outputs(quantised))
-        self._count(kind.type_name, [joined.packed_NJ, joined.scales_NG, joined.offsets_NG])
+        factors = (joined.scales_NG, joined.offsets_NG, joined.supers_NSC)
+        self._count(kind.type_name, [joined.packed_NJ, *factors])
         return joined
 
     def _count(self, format_name: str, tensors: Sequence[torch.Tensor | None]) -> None:

@@ -10,6 +10,7 @@ import torch.nn.functional as F
 import triton
 import triton.language as tl
 
+from kernels.triton.linear.packed_reads import load_scaled
 from kernels.triton.linear.quantised_weights import QuantisedWeight, dequantise
 from kernels.triton.tensor_checks import FLOATS, check_tensor
 
@@ -19,91 +20,18 @@ BLOCK_J = 64
 
 
 @triton.jit
-def load_scaled(
-    packed_ptr,  # uint8 or int8 [N, J]; with BITS == 8, uint8 is e4m3; with 4, int8 is e2m1
-    scales_ptr,  # [N, G]
-    offsets_ptr,  # [N, G]; unused without HAS_OFFSETS
-    n_N,  # int64 [BLOCK_N]
-    j_start,
-    N: tl.constexpr,
-    J: tl.constexpr,
-    BITS: tl.constexpr,
-    GROUP_J: tl.constexpr,
-    HAS_OFFSETS: tl.constexpr,
-    IN_BOUNDS: tl.constexpr,
-    BLOCK_N: tl.constexpr,
-    BLOCK_J: tl.constexpr,
-):
-    """Bytes [j_start, j_start + BLOCK_J) of some rows: (low, high) float32 [BLOCK_N, BLOCK_J].
-
-    8 bits have no high half. GROUP_J is the bytes of a group: groups are whole numbers of blocks,
-    or blocks of groups. IN_BOUNDS says that no block reaches beyond N or J."""
-    GROUPS: tl.constexpr = BLOCK_J // GROUP_J if GROUP_J < BLOCK_J else 1
-    ROW_GROUPS: tl.constexpr = J // GROUP_J
-    g_G = j_start // GROUP_J + tl.arange(0, GROUPS)
-    words_ptr = packed_ptr.to(tl.pointer_type(tl.uint32), bitcast=True)
-    w_W = j_start // 4 + tl.arange(0, BLOCK_J // 4)
-    at_NW = words_ptr + n_N[:, None] * (J // 4) + w_W[None, :]
-    if IN_BOUNDS:
-        words_NW = tl.load(at_NW)
-    else:
-        words_NW = tl.load(at_NW, mask=(n_N < N)[:, None] & (w_W < J // 4)[None, :], other=0)
-    # bytes (8 a + 2 w + b) of a run are byte (2 a + b) of its word w
-    SIDE: tl.constexpr = (BLOCK_N, BLOCK_J // 16, 8)
-    left_NRI = tl.reshape(tl.join(words_NW & 255, (words_NW >> 8) & 255), SIDE)
-    right_NRI = tl.reshape(tl.join((words_NW >> 16) & 255, words_NW >> 24), SIDE)
-    bytes_NRAI = tl.permute(tl.join(left_NRI, right_NRI), (0, 1, 3, 2))
-    at_NG = n_N[:, None] * ROW_GROUPS + g_G[None, :]
-    valid_NG = (n_N < N)[:, None] & (g_G < ROW_GROUPS)[None, :]
-    scale_NG1 = tl.load(scales_ptr + at_NG, mask=valid_NG, other=0.0).to(tl.float32)[:, :, None]
-    if HAS_OFFSETS:
-        offset_NG = tl.load(offsets_ptr + at_NG, mask=valid_NG, other=0.0).to(tl.float32)
-        offset_NG1 = offset_NG[:, :, None]
-    bytes_NGI = tl.reshape(bytes_NRAI, (BLOCK_N, GROUPS, BLOCK_J // GROUPS)).to(tl.int32)
-    # 2**23 + q and 2**19 + q, by their bits: exact, and units that convert are few
-    if BITS == 8:
-        if packed_ptr.dtype.element_ty == tl.uint8:
-            # float8: float16's exponent begins 8 lower
-            bits_NGI = bytes_NGI.to(tl.uint16)
-            half_NGI = ((bits_NGI & 128) << 8) | ((bits_NGI & 127) << 7)
-            q_NGI = half_NGI.to(tl.float16, bitcast=True).to(tl.float32) * 256.0
-        else:
-            q_NGI = (bytes_NGI ^ 128 | 0x4B000000).to(tl.float32, bitcast=True)
-            q_NGI = q_NGI - (8388608.0 + 128.0)
-        low_NGI = q_NGI * scale_NG1
-        high_NGI = low_NGI
-    elif packed_ptr.dtype.element_ty == tl.int8:
-        # e2m1: float16's exponent begins 14 lower
-        bits_NGI = bytes_NGI.to(tl.uint16)
-        low_bits_NGI = ((bits_NGI & 8) << 12) | ((bits_NGI & 7) << 9)
-        high_bits_NGI = ((bits_NGI & 128) << 8) | ((bits_NGI & 112) << 5)
-        low_NGI = low_bits_NGI.to(tl.float16, bitcast=True).to(tl.float32) * 16384.0 * scale_NG1
-        high_NGI = high_bits_NGI.to(tl.float16, bitcast=True).to(tl.float32) * 16384.0 * scale_NG1
-    else:
-        low_NGI = (bytes_NGI & 15 | 0x4B000000).to(tl.float32, bitcast=True)
-        high_NGI = (bytes_NGI & 240 | 0x49000000).to(tl.float32, bitcast=True)
-        zero = 0.0 if HAS_OFFSETS else 8.0
-        low_NGI = (low_NGI - (8388608.0 + zero)) * scale_NG1
-        high_NGI = (high_NGI - (524288.0 + zero)) * scale_NG1
-    if HAS_OFFSETS:
-        low_NGI = low_NGI + offset_NG1
-        high_NGI = high_NGI + offset_NG1
-    low_NJ = tl.reshape(low_NGI, (BLOCK_N, BLOCK_J))
-    high_NJ = tl.reshape(high_NGI, (BLOCK_N, BLOCK_J))
-    return low_NJ, high_NJ
-
-
-@triton.jit
 def dequantise_kernel(
     packed_ptr,  # uint8 or int8 [N, J]
     scales_ptr,  # [N, G]
     offsets_ptr,  # [N, G]; unused without HAS_OFFSETS
+    supers_ptr,  # as in load_scaled
     out_ptr,  # [N, K]
     N: tl.constexpr,
     K: tl.constexpr,
     BITS: tl.constexpr,
     GROUP: tl.constexpr,
     HAS_OFFSETS: tl.constexpr,
+    LEVELS: tl.constexpr,
     BLOCK_N: tl.constexpr,
     BLOCK_J: tl.constexpr,
 ):
@@ -111,8 +39,9 @@ def dequantise_kernel(
     n_N = tl.program_id(0).to(tl.int64) * BLOCK_N + tl.arange(0, BLOCK_N)
     j_start = tl.program_id(1) * BLOCK_J
     low_NJ, high_NJ = load_scaled(
-        packed_ptr, scales_ptr, offsets_ptr, n_N, j_start, N, J, BITS, GROUP * BITS // 8,
-        HAS_OFFSETS, N % BLOCK_N == 0 and J % BLOCK_J == 0, BLOCK_N, BLOCK_J,
+        packed_ptr, scales_ptr, offsets_ptr, supers_ptr, n_N, j_start, N, J, BITS,
+        GROUP * BITS // 8, HAS_OFFSETS, LEVELS, N % BLOCK_N == 0 and J % BLOCK_J == 0,
+        BLOCK_N, BLOCK_J,
     )  # fmt: skip
     j_J = j_start + tl.arange(0, BLOCK_J)
     k_J = j_J if BITS == 8 else j_J // 16 * 32 + j_J % 16
@@ -134,6 +63,7 @@ def dequantise_to(weight: QuantisedWeight, dtype: torch.dtype) -> torch.Tensor:
         packed_NJ,
         weight.scales_NG,
         weight.offsets_NG,
+        weight.supers_NSC,
         w_NE,
         **weight_constants(weight),
         num_warps=4,
@@ -157,6 +87,7 @@ def weight_constants(weight: QuantisedWeight) -> dict[str, Any]:
         "BITS": weight.num_bits,
         "GROUP": group_size,
         "HAS_OFFSETS": weight.offsets_NG is not None,
+        "LEVELS": weight.levels,
         "BLOCK_N": BLOCK_N,
         "BLOCK_J": block_j,
     }
@@ -209,6 +140,7 @@ def few_rows_kernel(
     packed_ptr,  # uint8 or int8 [N, J]
     scales_ptr,  # [N, G]
     offsets_ptr,  # [N, G]; unused without HAS_OFFSETS
+    supers_ptr,  # as in load_scaled
     bias_ptr,  # [N]; unused without HAS_BIAS
     out_ptr,  # [T, N] in the dtype of x; with SPLITS > 1, float32 [SPLITS, T, N]
     num_rows,
@@ -218,6 +150,7 @@ def few_rows_kernel(
     BITS: tl.constexpr,
     GROUP: tl.constexpr,
     HAS_OFFSETS: tl.constexpr,
+    LEVELS: tl.constexpr,
     HAS_BIAS: tl.constexpr,
     SPLITS: tl.constexpr,
     BLOCK_M: tl.constexpr,
@@ -237,9 +170,9 @@ def few_rows_kernel(
         # a split's steps past the end have masks that are empty, and add zeros
         j_start = (split * SPLIT_STEPS + step) * BLOCK_J
         low_NJ, high_NJ = load_scaled(
-            packed_ptr, scales_ptr, offsets_ptr, n_N, j_start, N, J, BITS, GROUP * BITS // 8,
-            HAS_OFFSETS, N % BLOCK_N == 0 and J % BLOCK_J == 0 and STEPS % SPLITS == 0,
-            BLOCK_N, BLOCK_J,
+            packed_ptr, scales_ptr, offsets_ptr, supers_ptr, n_N, j_start, N, J, BITS,
+            GROUP * BITS // 8, HAS_OFFSETS, LEVELS,
+            N % BLOCK_N == 0 and J % BLOCK_J == 0 and STEPS % SPLITS == 0, BLOCK_N, BLOCK_J,
         )  # fmt: skip
         j_J = j_start + tl.arange(0, BLOCK_J)
         valid_JM = (j_J < J)[:, None] & valid_M[None, :]
@@ -331,6 +264,7 @@ def _multiply(
         weight.packed_NJ,
         weight.scales_NG,
         weight.offsets_NG,
+        weight.supers_NSC,
         bias_N,
         parts,
         num_rows,

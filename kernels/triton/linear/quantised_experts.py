@@ -19,7 +19,8 @@ from kernels.triton.linear.expert_routing import (
     tile_of_program,
 )
 from kernels.triton.linear.fp8 import BLOCK_K, Float8Weight, add_float8
-from kernels.triton.linear.quantised import BLOCK_J, BLOCK_N, load_scaled, weight_constants
+from kernels.triton.linear.packed_reads import load_scaled
+from kernels.triton.linear.quantised import BLOCK_J, BLOCK_N, weight_constants
 from kernels.triton.linear.quantised_weights import QuantisedWeight
 from kernels.triton.tensor_checks import FLOATS, check_tensor
 
@@ -62,15 +63,15 @@ class QuantisedExperts:
 
 @triton.jit
 def _add_packed(
-    acc_NM, x_low_JM, x_high_JM, packed_ptr, scales_ptr, offsets_ptr, n_N, j_start,
+    acc_NM, x_low_JM, x_high_JM, packed_ptr, scales_ptr, offsets_ptr, supers_ptr, n_N, j_start,
     ROWS: tl.constexpr, J: tl.constexpr, BITS: tl.constexpr, GROUP_J: tl.constexpr,
-    HAS_OFFSETS: tl.constexpr, IN_BOUNDS: tl.constexpr, BLOCK_N: tl.constexpr,
-    BLOCK_J: tl.constexpr,
+    HAS_OFFSETS: tl.constexpr, LEVELS: tl.constexpr, IN_BOUNDS: tl.constexpr,
+    BLOCK_N: tl.constexpr, BLOCK_J: tl.constexpr,
 ):  # fmt: skip
     """`acc + w x` over BLOCK_J bytes of each row; w is rounded to the dtype of x."""
     low_NJ, high_NJ = load_scaled(
-        packed_ptr, scales_ptr, offsets_ptr, n_N, j_start, ROWS, J, BITS, GROUP_J, HAS_OFFSETS,
-        IN_BOUNDS, BLOCK_N, BLOCK_J,
+        packed_ptr, scales_ptr, offsets_ptr, supers_ptr, n_N, j_start, ROWS, J, BITS,
+        GROUP_J, HAS_OFFSETS, LEVELS, IN_BOUNDS, BLOCK_N, BLOCK_J,
     )  # fmt: skip
     acc_NM = tl.dot(low_NJ.to(x_low_JM.dtype), x_low_JM, acc_NM, input_precision="ieee")
     if BITS == 4:
@@ -85,6 +86,7 @@ def grouped_quantised_kernel(
     w_ptr,  # [X * rows of an expert, J]: uint8 or int8; float8 [.., K] if FLOAT8
     scales_ptr,  # [X * rows of an expert, G]
     offsets_ptr,  # the same; unused without HAS_OFFSETS
+    supers_ptr,  # as in load_scaled
     bias_ptr,  # [X * rows of an expert]; unused without HAS_BIAS
     out_ptr,  # [P, N]
     sorted_ptr,  # int32 [P]
@@ -99,6 +101,7 @@ def grouped_quantised_kernel(
     BITS: tl.constexpr,
     GROUP: tl.constexpr,
     HAS_OFFSETS: tl.constexpr,
+    LEVELS: tl.constexpr,
     FLOAT8: tl.constexpr,
     PAIRS_A_ROW: tl.constexpr,
     GATED: tl.constexpr,
@@ -151,13 +154,15 @@ def grouped_quantised_kernel(
                     at_JM = a_M[None, :] + k_J[:, None] + 16
                     x_high_JM = tl.load(at_JM, mask=valid_JM, other=0.0)
                 acc_NM = _add_packed(
-                    acc_NM, x_JM, x_high_JM, w_ptr, scales_ptr, offsets_ptr, gate_N, j_start, ROWS,
-                    J, BITS, GROUP * BITS // 8, HAS_OFFSETS, IN_BOUNDS, BLOCK_N, BLOCK_J,
+                    acc_NM, x_JM, x_high_JM, w_ptr, scales_ptr, offsets_ptr, supers_ptr, gate_N,
+                    j_start, ROWS, J, BITS, GROUP * BITS // 8, HAS_OFFSETS, LEVELS, IN_BOUNDS,
+                    BLOCK_N, BLOCK_J,
                 )  # fmt: skip
                 if GATED:
                     up_NM = _add_packed(
-                        up_NM, x_JM, x_high_JM, w_ptr, scales_ptr, offsets_ptr, up_N, j_start, ROWS,
-                        J, BITS, GROUP * BITS // 8, HAS_OFFSETS, IN_BOUNDS, BLOCK_N, BLOCK_J,
+                        up_NM, x_JM, x_high_JM, w_ptr, scales_ptr, offsets_ptr, supers_ptr, up_N,
+                        j_start, ROWS, J, BITS, GROUP * BITS // 8, HAS_OFFSETS,
+                        LEVELS, IN_BOUNDS, BLOCK_N, BLOCK_J,
                     )  # fmt: skip
         if FLOAT8 and not GROUPED:
             row_scale_M = tl.load(a_scale_ptr + a_row_M, mask=valid_M, other=0.0)[None, :]
@@ -210,17 +215,18 @@ def grouped_quantised(
     if not max_tiles:
         return out_PN
     scale_RG = None
+    more: tuple[torch.Tensor | None, ...] = (None, None)
     if isinstance(weight, Float8Weight):
         a_RK, scale_RG = quantise_rows(a_RK, **weight.rounding)
-        codes, offsets_NG = weight.weight_NE, None
+        codes = weight.weight_NE
     else:
-        codes, offsets_NG = weight.packed_NJ, weight.offsets_NG
+        codes, more = weight.packed_NJ, (weight.offsets_NG, weight.supers_NSC)
     grouped_quantised_kernel[(max_tiles * triton.cdiv(num_outputs, constants["BLOCK_N"]),)](
         a_RK,
         scale_RG,
         codes,
         weight.scales_NG,
-        offsets_NG,
+        *more,
         bias_XN,
         out_PN,
         tiles.sorted_pairs_P,
@@ -249,6 +255,7 @@ def grouped_configuration(
     if isinstance(weight, Float8Weight):
         group = weight.num_inputs // weight.scales_NG.shape[1]
         of_weight = {"K": weight.num_inputs, "BITS": 8, "GROUP": group, "HAS_OFFSETS": False}
+        of_weight["LEVELS"] = ()
     else:
         of_weight = weight_constants(weight)
     many = tile_rows > 64

@@ -14,20 +14,13 @@ INPUTS_A_SPAN = 32
 _AWQ_PLACE = (0, 4, 1, 5, 2, 6, 3, 7)
 """Nibble of an int32 that holds column c of 8."""
 
-_GGUF_BLOCKS = {"Q8_0": (32, 34), "Q4_0": (32, 18), "Q4_1": (32, 20)}
-_GGUF_BLOCKS |= {"Q4_K": (256, 144), "Q6_K": (256, 210), "MXFP4": (32, 17)}
-"""Elements and bytes of a block."""
-
-GGUF_TYPES = tuple(_GGUF_BLOCKS)
-"""GGUF's block types that `from_gguf` takes."""
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class QuantisedWeight:
     """W[n, k] = scales[n, k // G] * q[n, k] + offsets[n, k // G]; a `LinearWeight`.
 
-    int8: q as it is. float8: q is e4m3. int4: q in [0, 16), or e2m1, two in a byte, so that a byte
-    has one group:
+    int8: q as it is. float8: q is e4m3. int4: q in [0, 16), or e2m1, two in a byte, so that the
+    bytes of a group of 32 have no other:
 
         inputs   32 j ... 32 j + 15 | 32 j + 16 ... 32 j + 31
         bytes       low nibbles of  |    high nibbles of          bytes 16 j ... 16 j + 15
@@ -35,15 +28,23 @@ class QuantisedWeight:
     A matrix unit's thread multiplies bytes 2 w, 2 w + 1, 2 w + 8 and 2 w + 9 of each run of 16, so
     these stand side by side, as word w: it reads 4 bytes at a time, and memory is copied by 16.
 
-    Without offsets W = scales * q for 8 bits and e2m1, and scales * (q - 8) for int4. Offsets are
-    in scaled units, not zero points, because some formats have none.
+    Without offsets W = scales * q for 8 bits and e2m1, and scales * (q - 8) for int4, or one of 16
+    levels in place of q - 8. Offsets are in scaled units, not zero points, because some formats
+    have none.
+
+    With supers, scales and offsets are whole numbers, and those of 256 inputs are multiplied by
+    supers[n, k // 256, 0] and [.., 1].
 
     Attributes:
         num_bits: 4 or 8.
-        group_size: inputs that share a scale: a power of two of at least 32 (16 for int8), or all.
+        group_size: inputs that share a scale: a power of two of at least 16, or all.
         packed_NJ: uint8 [N, E / 2] for int4, int8 [N, E / 2] for e2m1, int8 [N, E] for int8, uint8
             [N, E] for float8.
-        scales_NG, offsets_NG: floating [N, G], of one dtype; offsets None if symmetric.
+        scales_NG, offsets_NG: floating [N, G], of one dtype; with supers int8; offsets None if
+            symmetric.
+        supers_NSC: float32 [N, E / 256, 1], or 2 with offsets; None: without.
+        levels: of int4 without offsets: coefficients, from that of power 0 on, of a polynomial in
+            q - 8. The number is the whole one nearest to its value; empty: q - 8 itself.
         input_order_E: int64; if given, column k of the packed weight belongs to input
             `input_order_E[k]` (GPTQ's act-order).
     """
@@ -56,6 +57,8 @@ class QuantisedWeight:
     scales_NG: torch.Tensor
     offsets_NG: torch.Tensor | None = None
     input_order_E: torch.Tensor | None = None
+    supers_NSC: torch.Tensor | None = None
+    levels: tuple[float, ...] = ()
 
     @property
     def is_float8(self) -> bool:
@@ -64,6 +67,21 @@ class QuantisedWeight:
     @property
     def is_e2m1(self) -> bool:
         return self.num_bits == 4 and self.packed_NJ.dtype == torch.int8
+
+    def rows(self, rows_T: torch.Tensor) -> "QuantisedWeight":
+        """Outputs `rows_T`, int64, alone."""
+
+        def of(array: torch.Tensor | None) -> torch.Tensor | None:
+            return None if array is None else array.index_select(0, rows_T)
+
+        return replace(
+            self,
+            num_outputs=len(rows_T),
+            packed_NJ=self.packed_NJ.index_select(0, rows_T),
+            scales_NG=self.scales_NG.index_select(0, rows_T),
+            offsets_NG=of(self.offsets_NG),
+            supers_NSC=of(self.supers_NSC),
+        )
 
 
 _E2M1 = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0, -0.0, -0.5, -1.0, -1.5, -2.0, -3.0, -4.0, -6.0)
@@ -80,10 +98,15 @@ def dequantise(weight: QuantisedWeight) -> torch.Tensor:
         q_NE = torch.tensor(_E2M1, device=q_NE.device)[q_NE.int()]
     elif weight.num_bits == 4 and weight.offsets_NG is None:
         q_NE = q_NE.to(torch.int8) - 8
+        if weight.levels:
+            values_NE = torch.zeros(q_NE.shape, device=q_NE.device)
+            for coefficient in reversed(weight.levels):
+                values_NE = values_NE * q_NE + coefficient
+            q_NE = values_NE.round()
     q_NGI = q_NE.float().view(weight.num_outputs, -1, weight.group_size)
-    w_NGI = q_NGI * weight.scales_NG.float()[..., None]
+    w_NGI = q_NGI * _factors(weight, weight.scales_NG, 0)
     if weight.offsets_NG is not None:
-        w_NGI = w_NGI + weight.offsets_NG.float()[..., None]
+        w_NGI = w_NGI + _factors(weight, weight.offsets_NG, 1)
     w_NE = w_NGI.reshape(weight.num_outputs, weight.num_inputs)
     if weight.input_order_E is None:
         return w_NE
@@ -92,8 +115,18 @@ def dequantise(weight: QuantisedWeight) -> torch.Tensor:
     return in_order_NE
 
 
+def _factors(weight: QuantisedWeight, factors_NG: torch.Tensor, column: int) -> torch.Tensor:
+    """Scales (column 0) or offsets (1): float32 [N, G, 1]."""
+    if weight.supers_NSC is None:
+        return factors_NG.float()[..., None]
+    supers_NS = weight.supers_NSC[:, :, column]
+    factors_NSG = factors_NG.view(*supers_NS.shape, -1) * supers_NS[..., None]
+    return factors_NSG.flatten(1)[..., None]
+
+
 def join_outputs(weights: Sequence[QuantisedWeight]) -> QuantisedWeight:
-    """Weights of equal inputs, bits and groups, the outputs of one after those of another.
+    """Weights of equal inputs, bits and groups, the outputs of one after those of another; with
+    supers or levels, all of one type.
     Raises ValueError: unequal ones, or inputs in another order than they stand."""
     first = weights[0]
     if len(weights) == 1:
@@ -105,18 +138,22 @@ def join_outputs(weights: Sequence[QuantisedWeight]) -> QuantisedWeight:
     offsets_NG = None
     if any(each.offsets_NG is not None for each in weights):
         offsets_NG = torch.cat([_offsets(each) for each in weights])
+    supers = [each.supers_NSC for each in weights if each.supers_NSC is not None]
     return replace(
         first,
         num_outputs=sum(each.num_outputs for each in weights),
         packed_NJ=torch.cat([each.packed_NJ for each in weights]),
         scales_NG=torch.cat([each.scales_NG for each in weights]),
         offsets_NG=offsets_NG,
+        supers_NSC=torch.cat(supers) if supers else None,
     )
 
 
 def narrowed(weight: QuantisedWeight) -> QuantisedWeight:
     """The same numbers, with scales and offsets in float16 if that holds all of them exactly."""
     floats = [each for each in (weight.scales_NG, weight.offsets_NG) if each is not None]
+    if weight.supers_NSC is not None:
+        return weight
     if not all(torch.equal(each.half().float(), each.float()) for each in floats):
         return weight
     offsets_NG = weight.offsets_NG
@@ -170,7 +207,7 @@ def quantise(
         q_NE = q_NE + 8 if symmetric else q_NE
     elif offsets_NG is not None:
         q_NE, offsets_NG = q_NE - 128, offsets_NG + 128 * scales_NG
-    return _build(q_NE, num_bits, group_size, scales_NG, offsets_NG)
+    return build_weight(q_NE, num_bits, group_size, scales_NG, offsets_NG)
 
 
 def from_gptq(
@@ -233,55 +270,6 @@ def from_awq(
     return _from_zero_points(in_order(qweight).T, zeros_NG, scales_GN.T, 4, group_size, None)
 
 
-def from_gguf(
-    blocks: torch.Tensor, num_outputs: int, num_inputs: int, format_name: str
-) -> QuantisedWeight:
-    """Blocks of a GGUF tensor, without passing through floats: those of `GGUF_TYPES`.
-    `blocks`: uint8, N * E / elements of a block, times the bytes of a block. Raises ValueError:
-    another format, or a number of bytes that does not fit the shape."""
-    if format_name not in _GGUF_BLOCKS:
-        raise ValueError(f"GGUF format {format_name}; supported are {', '.join(_GGUF_BLOCKS)}")
-    elements, num_bytes = _GGUF_BLOCKS[format_name]
-    num_blocks = num_outputs * num_inputs // elements
-    if num_inputs % elements or blocks.numel() != num_blocks * num_bytes:
-        raise ValueError(
-            f"{blocks.numel()} bytes of {format_name} for [{num_outputs}, {num_inputs}]; "
-            f"rows are blocks of {elements} elements in {num_bytes} bytes"
-        )
-    data = blocks.reshape(num_blocks, num_bytes)
-    rows = (num_outputs, -1)
-    if format_name == "Q8_0":
-        q = data[:, 2:].contiguous().view(torch.int8)
-        return _build(q.view(rows), 8, 32, _halves(data, 0).view(rows), None)
-    if format_name in ("Q4_0", "Q4_1"):  # its nibbles lie as ours do
-        first = 2 if format_name == "Q4_0" else 4
-        q = unpack_nibbles(data[:, first:].contiguous())
-        minima = None if first == 2 else _halves(data, 2).view(rows)
-        return _build(q.view(rows), 4, 32, _halves(data, 0).view(rows), minima)
-    if format_name == "MXFP4":  # so do its nibbles
-        powers = data[:, :1].int() - 127
-        scales = torch.ldexp(torch.ones_like(powers, dtype=torch.float32), powers).view(rows)
-        weight = _build(unpack_nibbles(data[:, 1:].contiguous()).view(rows), 4, 32, scales, None)
-        return replace(weight, packed_NJ=weight.packed_NJ.view(torch.int8))
-    if format_name == "Q4_K":
-        # 12 bytes hold 8 scales and 8 minima of 6 bits: the first four of each plainly, of the
-        # others 4 bits in the last 4 bytes and the 2 high bits above the plain ones
-        plain_scale, plain_min, low = data[:, 4:8], data[:, 8:12], data[:, 12:16]
-        scale_8 = torch.cat([plain_scale & 63, (low & 15) | ((plain_scale >> 2) & 48)], dim=1)
-        min_8 = torch.cat([plain_min & 63, (low >> 4) | ((plain_min >> 2) & 48)], dim=1)
-        runs = data[:, 16:].reshape(num_blocks, 4, 1, 32)
-        q = torch.cat([runs & 15, runs >> 4], dim=2)
-        offsets = -(_halves(data, 2) * min_8.float()).view(rows)
-        return _build(q.view(rows), 4, 32, (_halves(data, 0) * scale_8).view(rows), offsets)
-    low_nibbles = data[:, :128].reshape(num_blocks, 2, 1, 64)
-    low_bits = torch.cat([low_nibbles & 15, low_nibbles >> 4], dim=2).view(num_blocks, 2, 4, 32)
-    high = data[:, 128:192].reshape(num_blocks, 2, 1, 32)
-    high_bits = torch.cat([(high >> shift) & 3 for shift in (0, 2, 4, 6)], dim=2)
-    q = (low_bits | (high_bits << 4)).to(torch.int8) - 32
-    scale_16 = data[:, 192:208].contiguous().view(torch.int8).float()
-    return _build(q.view(rows), 8, 16, (_halves(data, 208) * scale_16).view(rows), None)
-
-
 def from_float8(weight_NE: torch.Tensor, scales_NG: torch.Tensor) -> QuantisedWeight:
     """float8_e4m3fn with its scales, which are as many a row as it has groups."""
     num_outputs, num_inputs = weight_NE.shape
@@ -301,11 +289,6 @@ def _in_words(packed_NJ: torch.Tensor) -> torch.Tensor:
     """Each run of 16 bytes in the order that `QuantisedWeight` says."""
     runs = packed_NJ.reshape(len(packed_NJ), -1, 2, 4, 2)
     return runs.transpose(2, 3).reshape(packed_NJ.shape)
-
-
-def _halves(data: torch.Tensor, start: int) -> torch.Tensor:
-    """float32 [blocks, 1] of the float16 at byte `start` of each block."""
-    return data[:, start : start + 2].contiguous().view(torch.float16).float()
 
 
 def _unpack_int32(packed: torch.Tensor, num_bits: int) -> torch.Tensor:
@@ -328,39 +311,45 @@ def _from_zero_points(
     stored_zero = 0 if num_bits == 4 else middle  # int8 is stored less 128
     symmetric = bool((zeros_NG == middle).all())
     offsets_NG = None if symmetric else -scales_NG * (zeros_NG - stored_zero)
-    return _build(q_NE - stored_zero, num_bits, group_size, scales_NG, offsets_NG, order_E)
+    return build_weight(q_NE - stored_zero, num_bits, group_size, scales_NG, offsets_NG, order_E)
 
 
-def _build(
+def build_weight(
     q_NE: torch.Tensor,
     num_bits: int,
     group_size: int,
     scales_NG: torch.Tensor,
     offsets_NG: torch.Tensor | None,
     order_E: torch.Tensor | None = None,
+    *,
+    supers_NSC: torch.Tensor | None = None,
 ) -> QuantisedWeight:
+    """Of numbers as `QuantisedWeight` says, in the order of inputs.
+    Raises ValueError: number of bits, or a group size that does not fit."""
     num_outputs, num_inputs = q_NE.shape
     _check_groups(num_bits, num_inputs, group_size)
     if num_bits == 4:
         packed_NJ = pack_nibbles(q_NE.to(torch.uint8).contiguous())
     else:
         packed_NJ = q_NE.to(torch.int8)
+    factor_dtype = torch.float32 if supers_NSC is None else torch.int8
     return QuantisedWeight(
         num_bits=num_bits,
         group_size=group_size,
         num_inputs=num_inputs,
         num_outputs=num_outputs,
         packed_NJ=_in_words(packed_NJ),
-        scales_NG=scales_NG.float().contiguous(),
-        offsets_NG=None if offsets_NG is None else offsets_NG.float().contiguous(),
+        scales_NG=scales_NG.to(factor_dtype).contiguous(),
+        offsets_NG=None if offsets_NG is None else offsets_NG.to(factor_dtype).contiguous(),
         input_order_E=order_E,
+        supers_NSC=supers_NSC,
     )
 
 
 def _check_groups(num_bits: int, num_inputs: int, group_size: int) -> None:
     if num_bits not in (4, 8):
         raise ValueError(f"{num_bits} bits; 4 and 8 are supported")
-    least = INPUTS_A_SPAN if num_bits == 4 else 16
+    least = INPUTS_A_SPAN // 2
     power_of_two = group_size > 0 and group_size & (group_size - 1) == 0
     if num_inputs % INPUTS_A_SPAN or num_inputs % group_size:
         raise ValueError(

@@ -2,9 +2,16 @@
 
 import torch
 
+from kernels.triton.linear.gguf_blocks import from_gguf
 from kernels.triton.linear.quantised import dequantise_to, quantised_linear
-from kernels.triton.linear.quantised_weights import QuantisedWeight, dequantise, quantise
+from kernels.triton.linear.quantised_weights import (
+    QuantisedWeight,
+    dequantise,
+    narrowed,
+    quantise,
+)
 from tests.gpu.checks.errors import row_error, worst
+from tests.kernels.gguf_parts import random_part
 
 ROUNDING = 6e-3
 """The result is rounded to bf16 once (2^-9), and sums run in float32."""
@@ -15,6 +22,22 @@ def make(
 ) -> QuantisedWeight:
     weight_NE = torch.randn(num_outputs, num_inputs, device=device).mul_(num_inputs**-0.5)
     return quantise(weight_NE, num_bits=num_bits, group_size=128, symmetric=symmetric)
+
+
+def check_blocks(
+    type_name: str, num_rows: int, num_outputs: int, num_inputs: int, *, device: str
+) -> tuple[float, float]:
+    """Blocks of a GGUF type, widened and multiplied in float32, against the gguf package's numbers:
+    the largest differences, as shares of the largest number."""
+    part = random_part(type_name, num_outputs, num_inputs)
+    blocks = part.arrays["blocks"].to(device)
+    weight = narrowed(from_gguf(blocks, num_outputs, num_inputs, type_name))
+    w_NE = part.dequantise().to(device)
+    x_TE = torch.randn(num_rows, num_inputs, device=device)
+    expected = (x_TE.double() @ w_NE.T.double()).float()
+    widened = (dequantise_to(weight, torch.float32) - w_NE).abs().max() / w_NE.abs().max()
+    multiplied = (quantised_linear(x_TE, weight) - expected).abs().max() / expected.abs().max()
+    return float(widened), float(multiplied)
 
 
 def check(

@@ -29,7 +29,7 @@ from kernels.triton.linear import dense as dense_linear
 from kernels.triton.linear import expert_routing as moe_routing
 from kernels.triton.linear import experts as moe_linear
 from kernels.triton.linear import fp8 as fp8_linear
-from kernels.triton.linear import lora
+from kernels.triton.linear import gguf_blocks, lora
 from kernels.triton.linear import quantised as quantised_linear
 from kernels.triton.linear import quantised_experts as moe_quantised
 from kernels.triton.linear import quantised_weights as packed_weights
@@ -598,7 +598,7 @@ def quantised_experts() -> Iterator[KernelVariant]:
                     scales_NG=torch.empty(rows, groups, device="meta"),
                 )
                 pointers = {"a_ptr": FP8, "a_scale_ptr": FP32, "w_ptr": FP8, "scales_ptr": FP32}
-                pointers["offsets_ptr"] = None
+                pointers |= {"offsets_ptr": None, "supers_ptr": None}
             else:
                 layout = next(each for each in LAYOUTS if each[0] == name)
                 _, bits, group, has_offsets, scales = layout
@@ -611,8 +611,10 @@ def quantised_experts() -> Iterator[KernelVariant]:
                     packed_NJ=torch.empty(rows, num_inputs * bits // 8, device="meta"),
                     scales_NG=torch.empty(rows, num_inputs // group, device="meta"),
                     offsets_NG=torch.empty(0, device="meta") if has_offsets else None,
+                    levels=LEVELS.get(name, ()),
                 )
                 pointers = {"a_ptr": BF16, "a_scale_ptr": None, "w_ptr": packed["packed_ptr"]}
+                pointers["supers_ptr"] = packed["supers_ptr"]
                 pointers |= {"scales_ptr": scales, "offsets_ptr": scales if has_offsets else None}
             pointers["bias_ptr"] = None
             constants, launch = moe_quantised.grouped_configuration(
@@ -631,6 +633,7 @@ def quantised_experts() -> Iterator[KernelVariant]:
 
 
 _EXPERT_LAYOUTS = ("Q4_K", "int4 groups of 128", "Q6_K", "float8 groups of 128", "MXFP4")
+_EXPERT_LAYOUTS += ("Q5_K", "Q2_K", "IQ2_XS")
 
 
 def expert_routing() -> Iterator[KernelVariant]:
@@ -760,10 +763,21 @@ def logit_penalties() -> Iterator[KernelVariant]:
 LAYOUTS = (  # name, bits, inputs a group, offsets, dtype of scales; weights of 4096 x 4096
     ("Q4_0", 4, 32, False, FP16),
     ("Q4_1", 4, 32, True, FP16),
-    ("Q4_K", 4, 32, True, FP32),  # and groups of 32 of GPTQ and AWQ
-    ("Q8_0", 8, 32, False, FP16),
+    ("Q4_K", 4, 32, True, INT8),
+    ("Q5_1", 8, 32, True, FP16),
+    ("Q5_K", 8, 32, True, INT8),
+    ("Q8_0", 8, 32, False, FP16),  # and Q5_0
     ("MXFP4", 4, 32, False, FP16),
-    ("Q6_K", 8, 16, False, FP32),
+    ("Q2_K", 4, 16, True, INT8),
+    ("Q3_K", 4, 16, False, INT8),
+    ("Q6_K", 8, 16, False, INT8),
+    ("TQ1_0", 4, 256, False, FP16),  # and TQ2_0
+    ("IQ4_NL", 4, 32, False, FP16),
+    ("IQ4_XS", 4, 32, False, INT8),  # and IQ1_S, IQ2_XXS, IQ3_S
+    ("IQ3_XXS", 4, 32, False, INT8),
+    ("IQ2_XS", 4, 16, False, INT8),  # and IQ2_S, IQ1_M
+    ("int4 groups of 32", 4, 32, False, FP32),
+    ("int4 groups of 32 with zeros", 4, 32, True, FP32),
     ("int4 groups of 64", 4, 64, False, FP16),
     ("int4 groups of 64 with zeros", 4, 64, True, FP32),
     ("int4 groups of 128", 4, 128, False, FP16),
@@ -776,7 +790,9 @@ LAYOUTS = (  # name, bits, inputs a group, offsets, dtype of scales; weights of 
     ("float8 groups of 128", 8, 128, False, FP32),
     ("float8, a scale a row", 8, 4096, False, FP32),
 )
-"""Each layout that a file can give."""
+"""Each layout that a file can give; int8 scales have supers."""
+LEVELS = {"IQ4_NL": gguf_blocks.IQ4_LEVELS, "IQ4_XS": gguf_blocks.IQ4_LEVELS}
+LEVELS |= {"IQ3_XXS": gguf_blocks.IQ3_XXS_LEVELS, "IQ2_XS": gguf_blocks.IQ2_LEVELS}
 
 
 def _packed(layout: tuple[str, int, int, bool, torch.dtype]) -> tuple[dict[str, Any], ...]:
@@ -785,7 +801,9 @@ def _packed(layout: tuple[str, int, int, bool, torch.dtype]) -> tuple[dict[str, 
     has_bytes = (bits == 4 and name != "MXFP4") or name.startswith("float8")
     arguments = {"packed_ptr": torch.uint8 if has_bytes else INT8, "scales_ptr": scales}
     arguments |= {"offsets_ptr": scales if has_offsets else None}
-    constants = {"N": 4096, "K": 4096, "BITS": bits, "GROUP": group, "HAS_OFFSETS": has_offsets}
+    arguments |= {"supers_ptr": FP32 if scales == INT8 else None}
+    constants = {"LEVELS": LEVELS.get(name, ())}
+    constants |= {"N": 4096, "K": 4096, "BITS": bits, "GROUP": group, "HAS_OFFSETS": has_offsets}
     constants |= {"BLOCK_N": quantised_linear.BLOCK_N, "BLOCK_J": quantised_linear.BLOCK_J}
     return arguments, constants
 

@@ -73,6 +73,7 @@ def test_every_file_with_a_kernel_has_a_variant():
     inlined = {
         "attention.reduce",
         "attention.tile",
+        "linear.packed_reads",
         "recurrence.block",
         "recurrence.requests",
         "sampling.philox",

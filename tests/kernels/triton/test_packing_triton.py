@@ -1,6 +1,8 @@
 """Quantised weights of a model on a GPU's operations, in the interpreter: products and embeddings
 against the numbers that the gguf package reads."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -17,6 +19,8 @@ from tests.kernels.gguf_parts import random_part
 
 CPU = torch.device("cpu")
 BLOCK_TYPES = ("Q8_0", "Q4_0", "Q4_1", "Q4_K", "Q6_K", "MXFP4")
+BLOCK_TYPES += ("Q5_1", "Q5_K", "Q3_K", "Q2_K", "TQ2_0", "IQ4_NL", "IQ4_XS", "IQ3_XXS", "IQ2_S")
+"""Each form of the layout, and each kind of levels that are not linear."""
 
 
 def make(batch_invariant=False):
@@ -64,7 +68,7 @@ def test_parts_of_one_type_are_one_weight_in_their_own_order_with_their_biases(m
 
 
 def test_parts_of_unlike_types_stand_side_by_side():
-    odd = random_part("Q5_1", 9)  # of no type that runs: dequantised
+    odd = replace(random_part("Q5_1", 9), type_name="Q9_9")  # of no type that runs: dequantised
     parts = [random_part("Q4_K", 24), random_part("Q6_K", 8), odd, torch.randn(3, 256)]
     bias = torch.randn(44)
     ops = make()
@@ -92,7 +96,7 @@ def test_parts_of_unequal_inputs_and_inputs_that_do_not_fit_are_refused_by_name(
 
 def test_without_types_that_run_nothing_is_packed():
     assert TritonOperations(CPU).weight_packing(torch.float32) is None
-    ops = TritonOperations(CPU, quantised_types=frozenset({"Q5_1", "IQ4_NL"}))
+    ops = TritonOperations(CPU, quantised_types=frozenset({"Q9_9"}))
     assert ops.weight_packing(torch.float32) is None
     assert make().weight_packing(torch.float32) is not None
 

@@ -9,10 +9,12 @@ from kernels.triton.linear import quantised_experts as module
 from kernels.triton.linear.expert_routing import build_expert_tiles, route
 from kernels.triton.linear.experts import mixture_of_experts
 from kernels.triton.linear.fp8 import prepare_float8
+from kernels.triton.linear.gguf_blocks import from_gguf
 from kernels.triton.linear.quantised_experts import QuantisedExperts, grouped_quantised
 from kernels.triton.linear.quantised_weights import dequantise, from_float8, quantise
 from tests.gpu.checks.fp8_linear import SUM_ERROR
 from tests.gpu.device import DEVICE
+from tests.kernels.gguf_parts import random_part
 
 X, TOP_K = 3, 2
 
@@ -45,10 +47,17 @@ def float8(rows, num_inputs, *, grouped, widened=False, given=None):
     return wide if widened else prepare_float8(codes, scales, given), dequantise(wide)
 
 
+def blocks(rows, num_inputs, type_name):
+    part = random_part(type_name, rows, num_inputs)
+    weight = from_gguf(part.arrays["blocks"].to(DEVICE), rows, num_inputs, type_name)
+    return weight, part.dequantise().to(DEVICE)
+
+
 KINDS = {
     "int4 with offsets": lambda n, k: packed(n, k, num_bits=4, group_size=32),
     "int4": lambda n, k: packed(n, k, num_bits=4, group_size=128, symmetric=True),
     "int8": lambda n, k: packed(n, k, num_bits=8, group_size=16, symmetric=True),
+    "levels": lambda n, k: blocks(n, k, "IQ4_NL" if k % 256 else "IQ2_XS"),
     "float8 by row, widened": lambda n, k: float8(n, k, grouped=False, widened=True),
     "float8 in groups, widened": lambda n, k: float8(n, k, grouped=True, widened=True),
     "float8 by row": lambda n, k: float8(n, k, grouped=False),

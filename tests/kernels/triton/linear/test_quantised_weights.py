@@ -1,20 +1,22 @@
 """The packed layout against what each format's own definition, or the gguf package, gives."""
 
-import gguf
 import numpy as np
 import pytest
 import torch
 
+from engine_core.model_files.gguf.header import SUPPORTED_TYPES
+from kernels.triton.linear.gguf_blocks import GGUF_TYPES, from_gguf
 from kernels.triton.linear.quantised_weights import (
     dequantise,
     from_awq,
-    from_gguf,
     from_gptq,
+    narrowed,
     pack_nibbles,
     quantise,
     unpack_nibbles,
 )
 from tests.covering import covering_pairs
+from tests.kernels.gguf_parts import random_part
 
 
 def test_packing_nibbles_can_be_undone():
@@ -116,32 +118,25 @@ def test_awq():
     assert weight.group_size == 64
 
 
-@pytest.mark.parametrize(
-    ("format_name", "num_bits"),
-    [("Q8_0", 8), ("Q4_0", 4), ("Q4_1", 4), ("Q4_K", 4), ("Q6_K", 8), ("MXFP4", 4)],
-)
-def test_gguf_blocks_give_what_the_gguf_package_gives(format_name, num_bits):
-    kind = gguf.GGMLQuantizationType[format_name]
-    elements, num_bytes = gguf.GGML_QUANT_SIZES[kind]
-    generator = np.random.default_rng(3)
-    data = generator.integers(0, 256, (6, 512 // elements, num_bytes), dtype=np.uint8)
-    # random bits of a float16 may be NaN or infinite; every other byte may be anything
-    halves = {"Q8_0": [0], "Q4_0": [0], "Q4_1": [0, 2], "Q4_K": [0, 2], "Q6_K": [208]}
-    for start in halves.get(format_name, ()):
-        values = generator.normal(size=data.shape[:2]).astype(np.float16)
-        data[:, :, start : start + 2] = values[..., None].view(np.uint8)
-    if format_name == "MXFP4":
-        data[:, :, 0] %= 255  # which is a NaN
-    data = data.reshape(6, -1)
-    weight = from_gguf(torch.from_numpy(data), 6, 512, format_name)
-    expected = torch.from_numpy(gguf.quants.dequantize(data, kind))
-    torch.testing.assert_close(dequantise(weight), expected, rtol=0, atol=0)
-    assert weight.num_bits == num_bits
+@pytest.mark.parametrize("format_name", GGUF_TYPES)
+def test_gguf_blocks_give_what_the_gguf_package_gives(format_name):
+    part = random_part(format_name, 6, 1024)
+    weight = narrowed(from_gguf(part.arrays["blocks"], 6, 1024, format_name))
+    assert torch.equal(dequantise(weight), part.dequantise())
+    arrays = [weight.packed_NJ, weight.scales_NG, weight.offsets_NG, weight.supers_NSC]
+    num_bytes = sum(array.nbytes for array in arrays if array is not None) / (6 * 1024)
+    wide = {"Q8_0": 1.0625, "Q5_0": 1.0625, "Q5_1": 1.125, "Q5_K": 1.1, "Q6_K": 1.08}
+    assert num_bytes <= wide.get(format_name, 0.66)
+
+
+def test_every_gguf_type_that_files_may_have_stays_quantised():
+    floats = {"F64", "F32", "F16", "BF16"}
+    assert {kind.name for kind in SUPPORTED_TYPES} - floats == {*GGUF_TYPES}
 
 
 def test_what_does_not_fit_is_refused_by_name():
-    with pytest.raises(ValueError, match="GGUF format Q2_K"):
-        from_gguf(torch.zeros(84, dtype=torch.uint8), 1, 256, "Q2_K")
+    with pytest.raises(ValueError, match="GGUF format Q8_K"):
+        from_gguf(torch.zeros(292, dtype=torch.uint8), 1, 256, "Q8_K")
     with pytest.raises(ValueError, match="33 bytes of Q8_0"):
         from_gguf(torch.zeros(33, dtype=torch.uint8), 1, 32, "Q8_0")
     with pytest.raises(ValueError, match="3 bits"):
