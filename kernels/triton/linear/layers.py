@@ -15,6 +15,7 @@ from kernels.interface.weights import (
     ExpertActivation,
     ExpertBiases,
     ExpertWeights,
+    GroupedCodes,
     LinearWeight,
     PackedFileError,
     QuantisedTensor,
@@ -32,6 +33,7 @@ from kernels.triton.linear.fp8 import (
     prepare_float8,
 )
 from kernels.triton.linear.gguf_blocks import GGUF_TYPES, from_gguf
+from kernels.triton.linear.grouped_codes import CODE_BITS, from_codes
 from kernels.triton.linear.quantised import quantised_linear
 from kernels.triton.linear.quantised_experts import QuantisedExperts
 from kernels.triton.linear.quantised_weights import (
@@ -184,9 +186,9 @@ _BY_ARRAYS: Mapping[str, Callable[[_Arrays], QuantisedWeight]] = {
 _WEIGHT_ONLY = "-w8a16"
 _FLOAT8 = frozenset({"fp8", "fp8-block", f"fp8{_WEIGHT_ONLY}", f"fp8-block{_WEIGHT_ONLY}"})
 
-QUANTISED_TYPES = frozenset((*GGUF_TYPES, *_BY_ARRAYS, "mxfp4")) | _FLOAT8
+QUANTISED_TYPES = frozenset((*GGUF_TYPES, *_BY_ARRAYS, *CODE_BITS, "mxfp4")) | _FLOAT8
 """The types that stay quantised: GGUF's blocks, MXFP4's blocks and scales, the arrays of `GPTQ` and
-`AWQ` checkpoints (qweight, qzeros, scales), and float8 with its scales."""
+`AWQ` checkpoints (qweight, qzeros, scales), float8 with its scales, and codes with scales."""
 
 _Weight = torch.Tensor | QuantisedWeight | Float8Weight
 """[N, E] without a bias."""
@@ -305,7 +307,9 @@ class TritonPacking:
             return _FLOATING, part.dequantise().to(self._device, self._dtype)
         if is_float8:
             return self._float8(part)
-        weight = self._quantised(part)
+        weight = self._codes(part) if part.type_name in CODE_BITS else self._quantised(part)
+        if weight is None:
+            return _FLOATING, part.dequantise().to(self._device, self._dtype)
         return _Kind(part.type_name, weight.num_bits, weight.group_size), weight
 
     def _float8(self, part: QuantisedTensor) -> tuple[_Kind, _Weight]:
@@ -317,6 +321,18 @@ class TritonPacking:
             return _Kind(name + _WEIGHT_ONLY, 8, num_groups), from_float8(codes, scales_NG)
         weight = prepare_float8(codes, scales_NG, arrays.get("input_scale"))
         return _Kind(name, 8, num_groups), weight
+
+    def _codes(self, part: QuantisedTensor) -> QuantisedWeight | None:
+        codes = part.decode(part.ordered())
+        assert isinstance(codes, GroupedCodes), part.type_name
+        zeros, table = codes.zeros_NG, codes.table
+        there = GroupedCodes(
+            codes.codes_NE.to(self._device),
+            codes.scales_NG.to(self._device),
+            None if zeros is None else zeros.to(self._device),
+            None if table is None else table.to(self._device),
+        )
+        return from_codes(there, CODE_BITS[part.type_name])
 
     def _quantised(self, part: QuantisedTensor) -> QuantisedWeight:
         arrays = part.ordered()

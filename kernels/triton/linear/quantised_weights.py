@@ -84,7 +84,7 @@ class QuantisedWeight:
         )
 
 
-_E2M1 = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0, -0.0, -0.5, -1.0, -1.5, -2.0, -3.0, -4.0, -6.0)
+E2M1 = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0, -0.0, -0.5, -1.0, -1.5, -2.0, -3.0, -4.0, -6.0)
 
 
 def dequantise(weight: QuantisedWeight) -> torch.Tensor:
@@ -95,7 +95,7 @@ def dequantise(weight: QuantisedWeight) -> torch.Tensor:
     if weight.is_float8:
         q_NE = q_NE.view(torch.float8_e4m3fn)
     if weight.is_e2m1:
-        q_NE = torch.tensor(_E2M1, device=q_NE.device)[q_NE.int()]
+        q_NE = torch.tensor(E2M1, device=q_NE.device)[q_NE.int()]
     elif weight.num_bits == 4 and weight.offsets_NG is None:
         q_NE = q_NE.to(torch.int8) - 8
         if weight.levels:
@@ -245,7 +245,7 @@ def from_gptq(
             raise ValueError(f"g_idx has groups of {counts.tolist()} inputs; they must be equal")
         order_E = torch.sort(g_idx_E.long(), stable=True).indices
         q_NE = q_NE[:, order_E]
-    return _from_zero_points(q_NE, zeros_GN.T, scales_GN.T, num_bits, group_size, order_E)
+    return from_zero_points(q_NE, zeros_GN.T, scales_GN.T, num_bits, group_size, order_E)
 
 
 def from_awq(
@@ -267,7 +267,7 @@ def from_awq(
     if num_inputs % num_groups:
         raise ValueError(f"{num_inputs} inputs in {num_groups} groups; groups must be equal")
     zeros_NG, group_size = in_order(qzeros).T, num_inputs // num_groups
-    return _from_zero_points(in_order(qweight).T, zeros_NG, scales_GN.T, 4, group_size, None)
+    return from_zero_points(in_order(qweight).T, zeros_NG, scales_GN.T, 4, group_size)
 
 
 def from_float8(weight_NE: torch.Tensor, scales_NG: torch.Tensor) -> QuantisedWeight:
@@ -298,14 +298,15 @@ def _unpack_int32(packed: torch.Tensor, num_bits: int) -> torch.Tensor:
     return values.reshape(packed.shape[0], -1)
 
 
-def _from_zero_points(
+def from_zero_points(
     q_NE: torch.Tensor,
     zeros_NG: torch.Tensor,
     scales_NG: torch.Tensor,
     num_bits: int,
     group_size: int,
-    order_E: torch.Tensor | None,
+    order_E: torch.Tensor | None = None,
 ) -> QuantisedWeight:
+    """W = scales * (q - zeros), q and zeros counted from 0."""
     middle = 2 ** (num_bits - 1)
     scales_NG = scales_NG.float()
     stored_zero = 0 if num_bits == 4 else middle  # int8 is stored less 128

@@ -5,6 +5,8 @@ import dataclasses
 import json
 from pathlib import Path
 
+import numpy as np
+import other_layers
 import pytest
 import torch
 from float8_folders import RECIPES, write_float8
@@ -14,7 +16,9 @@ from recorded_by_compressed_tensors import CASES, config_of, made
 
 from engine_core.model_files import BrokenModelFile, UnsupportedModelFile
 from kernels.interface.weights import QuantisedTensor
+from kernels.triton.operations import TritonOperations
 from tests.engine_core.kept_blocks import meant
+from tests.kernels.triton.linear.test_grouped_codes import NF4
 
 RECORDED = json.loads((Path(__file__).parents[1] / "compressed_tensors.json").read_text())
 LAYER = "model.layers.0.self_attn.k_proj"
@@ -46,6 +50,24 @@ def test_weights_are_the_numbers_that_were_written(tmp_path, name):
         assert torch.equal(part.rows(rows).dequantise(), part.dequantise()[rows])
     columns = part.narrow(1, 128, 256).narrow(0, 8, 80)
     assert torch.equal(columns.dequantise(), part.dequantise()[8:80, 128:])
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_a_gpu_keeps_their_codes(tmp_path, name, monkeypatch):
+    """Its packing, in float32; of bitsandbytes' fp4 the numbers."""
+    monkeypatch.setattr(other_layers, "NF4", np.array(NF4, np.float32))
+    write_other(tmp_path, make_model(), name)
+    files = opened(tmp_path)
+    ops = TritonOperations(torch.device("cpu"), quantised_types=files.quantised_types)
+    part = dict(files.tensors(keeps_blocks=True))[f"{LAYER}.weight"]
+    if (packing := ops.weight_packing(torch.float32)) is None:
+        assert files.quantised_types == {"bnb-fp4"}
+        return
+    weight = packing.pack(LAYER, [part])
+    assert packing.bytes_by_format().keys() == files.quantised_types
+    numbers, expected = ops.embedding(torch.arange(part.shape[0]), weight), part.dequantise()
+    away = 1 / 8192 if name == "bitsandbytes nf4" else 1e-6
+    assert (numbers - expected).abs().max() <= away * expected.abs().max()
 
 
 def as_tensor(dtype, shape, digits):

@@ -776,6 +776,8 @@ LAYOUTS = (  # name, bits, inputs a group, offsets, dtype of scales; weights of 
     ("IQ4_XS", 4, 32, False, INT8),  # and IQ1_S, IQ2_XXS, IQ3_S
     ("IQ3_XXS", 4, 32, False, INT8),
     ("IQ2_XS", 4, 16, False, INT8),  # and IQ2_S, IQ1_M
+    ("nvfp4", 4, 16, False, FP32),
+    ("bnb-nf4", 4, 64, False, FP32),
     ("int4 groups of 32", 4, 32, False, FP32),
     ("int4 groups of 32 with zeros", 4, 32, True, FP32),
     ("int4 groups of 64", 4, 64, False, FP16),
@@ -793,12 +795,13 @@ LAYOUTS = (  # name, bits, inputs a group, offsets, dtype of scales; weights of 
 """Each layout that a file can give; int8 scales have supers."""
 LEVELS = {"IQ4_NL": gguf_blocks.IQ4_LEVELS, "IQ4_XS": gguf_blocks.IQ4_LEVELS}
 LEVELS |= {"IQ3_XXS": gguf_blocks.IQ3_XXS_LEVELS, "IQ2_XS": gguf_blocks.IQ2_LEVELS}
+LEVELS |= {"bnb-nf4": tuple(1.0 / (1 + power) for power in range(16))}  # as many coefficients
 
 
 def _packed(layout: tuple[str, int, int, bool, torch.dtype]) -> tuple[dict[str, Any], ...]:
     """Arguments and constants of a weight."""
     name, bits, group, has_offsets, scales = layout
-    has_bytes = (bits == 4 and name != "MXFP4") or name.startswith("float8")
+    has_bytes = (bits == 4 and name not in ("MXFP4", "nvfp4")) or name.startswith("float8")
     arguments = {"packed_ptr": torch.uint8 if has_bytes else INT8, "scales_ptr": scales}
     arguments |= {"offsets_ptr": scales if has_offsets else None}
     arguments |= {"supers_ptr": FP32 if scales == INT8 else None}
