@@ -70,7 +70,7 @@ TABLE_TYPES = {
     "TQ1_0": TableType(54, 52, 1.0, _TERNARY, _of_ternary),
     "TQ2_0": TableType(66, 64, 1.0, _TERNARY, _of_ternary),
 }
-"""By GGUF's names."""
+"""Types whose values are a table's, by their names in GGUF files."""
 
 
 def _d_of(blocks_BK: torch.Tensor, type_: TableType) -> torch.Tensor:

@@ -1,7 +1,7 @@
 """Weights of dense layers on a GPU: in the model's dtype, or quantised, in parts side by side."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from itertools import groupby
 from pathlib import Path
