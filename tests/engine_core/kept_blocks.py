@@ -18,7 +18,7 @@ def meant(part: QuantisedTensor) -> torch.Tensor:
     if part.blocks == "MXFP4":  # as they are
         return part.dequantise()
     kind = gguf.GGMLQuantizationType[part.blocks]
-    return torch.from_numpy(gguf.quants.dequantize(as_blocks(part), kind))
+    return torch.from_numpy(gguf.quants.dequantize(as_blocks(part).numpy(), kind))
 
 
 def as_a_cpu_keeps_it(reference: torch.nn.Module, folder: Path) -> AbstractContextManager[None]:

@@ -7,6 +7,7 @@ become bytes with a scale for 32 of them, and so do activations.
 
 import json
 import logging
+import threading
 
 import pytest
 import torch
@@ -172,6 +173,9 @@ def test_a_cpu_multiplies_bytes_keeps_them_and_says_so(tmp_path, ops, name, monk
         loaded = load_any_model(EngineOptions(model=str(tmp_path)), files, CPU)
         assert loaded.weights == f"Q8_0+float32 (from {wanted})"
         assert loaded.is_quantised
+        for thread in threading.enumerate():
+            if thread.name == "weight-cache":
+                thread.join()
         monkeypatch.setattr(packing, "as_blocks", None)  # the next start reads what was kept
     monkeypatch.undo()
     assert_as_kept_on_a_cpu(tmp_path, reference, ops)

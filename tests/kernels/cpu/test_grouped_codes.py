@@ -26,7 +26,7 @@ def part_of(blocks, *, codes, scales, zeros=None, table=None):
 
 def meant(part):
     kind = gguf.GGMLQuantizationType[part.blocks]
-    return torch.from_numpy(gguf.quants.dequantize(as_blocks(part), kind))
+    return torch.from_numpy(gguf.quants.dequantize(as_blocks(part).numpy(), kind))
 
 
 def random_scales(num_groups):
