@@ -116,7 +116,7 @@ def test_parts_of_unlike_types_stand_side_by_side_in_one_product(library: Native
 
 
 def test_a_type_without_a_product_is_dequantised(library: NativeLibrary) -> None:
-    part = random_part("Q5_1", 33, 64)
+    part = replace(random_part("Q5_1", 33, 64), type_name="fp6")
     packing = NativePacking(library)
     packed = packing.pack("down", [part])
     assert isinstance(packed, PackedLinear)
