@@ -31,6 +31,7 @@ from kernels.cpu.library import (
     cache_folder,
     find_compiler,
 )
+from kernels.cpu.threads import Threads, choose_threads
 
 _FLAGS = ("-O1", "-g1", "-fsanitize=address,undefined", "-fno-sanitize-recover=all")
 _ASKED_BY_LOADING = {"ec_num_threads", "ec_isa", "ec_machine_isa", "ec_machine_has_avx_vnni"}
@@ -40,9 +41,9 @@ _CANNOT_RUN = 2
 class CountedLibrary(NativeLibrary):
     """Remembers which functions were looked up."""
 
-    def __init__(self, path: Path, num_threads: int) -> None:
+    def __init__(self, path: Path, threads: Threads) -> None:
         self.used = set(_ASKED_BY_LOADING)
-        super().__init__(path, num_threads)
+        super().__init__(path, threads)
 
     def function(self, name: str, *argument_types: object) -> NativeFunction:
         self.used.add(name)
@@ -73,7 +74,7 @@ def fuzz(path: Path, seconds: float, seed: int) -> None:
         steps.rotary,
         steps.captured_step,
     )
-    library = CountedLibrary(path, 2)
+    library = CountedLibrary(path, choose_threads(2))
     library.memory = ExactMemory()
     stop = time.monotonic() + seconds
     rounds = 0
