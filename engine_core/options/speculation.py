@@ -11,7 +11,21 @@ from engine_core.options.values import COMMON, POSITIVE, SPECULATION
 if TYPE_CHECKING:
     from engine_core.scheduler.speculation.base import Proposer
 
-QuantizationName = Literal["auto", "none", "int8", "int4", "awq", "gptq", "gguf", "fp8", "mxfp4"]
+QuantizationName = Literal[
+    "auto",
+    "none",
+    "int8",
+    "int4",
+    "awq",
+    "gptq",
+    "gguf",
+    "fp8",
+    "mxfp4",
+    "compressed-tensors",
+    "modelopt",
+    "auto-round",
+    "bitsandbytes",
+]
 SpeculativeName = Literal["ngram", "suffix", "draft", "eagle", "mtp"]
 _MODELS = {"draft": "a model, such as first-layers:4", "eagle": "an EAGLE-3 head"}
 """Drafts that a model of --draft-model makes, and which."""

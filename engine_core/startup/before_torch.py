@@ -204,6 +204,20 @@ def _check_length(max_model_len: int, config: Mapping[str, Any]) -> None:
         )
 
 
+_TYPES_OF: dict[str, set[str]] = {
+    "gguf": {"gguf"},
+    "awq": {"awq"},
+    "gptq": {"gptq", "gptq_v2"},
+    "fp8": {"fp8"},
+    "mxfp4": {"mxfp4"},
+    "compressed-tensors": {"w4a16", "w8a16", "w8a8", "fp8", "nvfp4", "mxfp4"},
+    "modelopt": {"fp8", "nvfp4"},
+    "auto-round": {"gptq", "gptq_v2", "awq"},
+    "bitsandbytes": {"bnb"},
+}
+"""Beginnings of the names of types that a folder of a method may hold."""
+
+
 def _check_formats(options: EngineOptions, files: "ModelFiles") -> None:
     """Refuse files of another kind than the options name."""
     is_folder = files.path.is_dir()
@@ -214,10 +228,10 @@ def _check_formats(options: EngineOptions, files: "ModelFiles") -> None:
             "auto, or name another model"
         )
     named = options.quantization
-    if named not in ("awq", "gptq", "gguf", "fp8", "mxfp4"):
+    if (wanted := _TYPES_OF.get(named)) is None:
         return
     methods = {"gguf"} if not is_folder else {t.partition("-")[0] for t in files.quantised_types}
-    if named not in {method.removesuffix("_v2") for method in methods}:
+    if not wanted & methods:
         raise StartupError(
             f"--quantization {named}: the weights of {files.path} are "
             f"{' and '.join(sorted(methods)) or 'not quantised'}; use auto, or name another model"

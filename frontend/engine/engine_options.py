@@ -22,7 +22,7 @@ _OTHER_NAMES = {
 """vLLM's names for the same thing."""
 _DTYPES = {"half": "float16", "float": "float32"}
 _CACHE_DTYPES = {"fp8_e4m3": "fp8"}
-_QUANTIZATIONS = {"awq_marlin": "awq", "gptq_marlin": "gptq", "compressed-tensors": "fp8"}
+_QUANTIZATIONS = {"awq_marlin": "awq", "gptq_marlin": "gptq"}
 
 _NEUTRAL: dict[str, tuple[object, ...]] = {
     "config_format": ("auto", "hf"),
