@@ -19,7 +19,6 @@ from engine_core.model_files.file_url import fetched_urls
 from engine_core.model_files.gguf.header import read_gguf_header
 from engine_core.model_files.hub import HubName, choose_gguf, gguf_files, gguf_tags
 from engine_core.model_files.names import resolve_name
-from kernels.cpu.packed_header import origins
 from protocol.running_daemons import running_daemons
 
 
@@ -53,6 +52,8 @@ def stored_models() -> list[StoredModel]:
 
 
 def _with_packed(models: Iterable[StoredModel]) -> list[StoredModel]:
+    from kernels.cpu.packed_header import origins
+
     made_of, found = origins(cache_folder() / "weights"), []
     for model in models:
         whole = model.path.resolve()

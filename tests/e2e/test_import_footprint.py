@@ -73,7 +73,7 @@ def test_client_commands_load_no_terminal_library_before_they_need_it():
 
 def test_help_loads_options_and_nothing_of_the_engine():
     loaded = loaded_by("-m", "engine_core.cli", "--help")
-    assert packages(loaded) <= {"engine_core", "protocol"} | OF_OPTIONS | OF_HELP
+    assert packages(loaded) <= {"engine_core", "protocol", "msgspec"} | OF_OPTIONS | OF_HELP
     assert {"engine_core.options.engine", "engine_core.errors"} <= loaded
     assert "engine_core.daemon" not in loaded
 

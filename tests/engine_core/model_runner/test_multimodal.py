@@ -108,11 +108,11 @@ def test_logits_and_tokens_are_those_of_transformers(family, ops, budget):
         assert loop.tokens[name, 0] == tokens
         reported = columns(loop.prompt_logprobs[name])
         assert np.abs(reported - logprobs[: num_prompt - 1].numpy()).max() < 1e-4
-        decoded = np.stack([_decoded(*cell) for cell in loop.logprob_bytes[name, 0]])
+        decoded = np.stack([decoded_cell(*cell) for cell in loop.logprob_bytes[name, 0]])
         assert np.abs(decoded - logprobs[num_prompt - 1 : -1].numpy()).max() < 1e-4
 
 
-def _decoded(ids, values):
+def decoded_cell(ids, values):
     out = np.zeros(VOCAB, np.float32)
     out[np.frombuffer(ids, np.int32)[1:]] = np.frombuffer(values, np.float32)[1:]
     return out

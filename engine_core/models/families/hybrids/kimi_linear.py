@@ -116,7 +116,8 @@ def _kinds(own: ConfigFields, num_layers: int) -> list[str]:
 def _of_layer(layer: int, rows: InterleavedRows) -> InterleavedRows:
     prefix = f"layers.{layer}."
     parts = tuple([(prefix + name, pieces) for name, pieces in rows.parts])
-    return replace(rows, name=prefix + rows.name, parts=parts)
+    transposed = frozenset(prefix + name for name in rows.transposed)
+    return replace(rows, name=prefix + rows.name, parts=parts, transposed=transposed)
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,7 +9,7 @@ import torch
 from engine_loop import EngineLoop, make_scheduler
 from fake_device import LateQueue, PaddedOperations
 from runners import runner_config, spoiled
-from test_multimodal import _decoded, prompts_of
+from test_multimodal import decoded_cell, prompts_of
 
 from engine_core.devices import traits_of
 from engine_core.model_runner.gpu import CudaQueue, GPUModelRunner
@@ -97,7 +97,7 @@ def test_a_crowd_in_flight_has_tokens_and_logprobs_of_transformers(make_loop, mo
     loop.finish()
     for name, (num_prompt, tokens, logprobs) in expected.items():
         assert loop.tokens[name, 0] == tokens
-        decoded = np.stack([_decoded(*cell) for cell in loop.logprob_bytes[name, 0]])
+        decoded = np.stack([decoded_cell(*cell) for cell in loop.logprob_bytes[name, 0]])
         assert np.abs(decoded - logprobs[num_prompt - 1 : -1].numpy()).max() < 1e-4
     assert loop.num_ahead
     assert loop.runner._queue.num_replayed
