@@ -266,13 +266,15 @@ class _Assembly:
             disk=None if self.store is None else self.store.tier,
         )
         if spec.loaded.traits.is_host and not isinstance(self.runner, EncoderRunner):
-            is_given = spec.options.kv_cache_memory is not None
+            has_size, has_number = (
+                each is not None for each in (spec.options.kv_cache_memory, spec.options.num_blocks)
+            )
             for index, pool in enumerate(self.runner.storage.pools):
                 populate_cache(
                     pool.device_blocks,
                     len(pool.device_blocks)
-                    if is_given
-                    else num_blocks_ahead(self.runner.config, index),
+                    if has_size
+                    else num_blocks_ahead(self.runner.config, index, is_given=has_number),
                     partial(kv_cache.num_blocks_filled, index),
                 )
         return kv_cache

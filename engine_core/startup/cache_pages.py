@@ -35,12 +35,13 @@ _TAKING = threading.Lock()
 _SET_NAME, _NAME = 15, b"cache-pages"  # of prctl: what `top -H` shows
 
 
-def num_blocks_ahead(config: RunnerConfig, pool: int) -> int:
+def num_blocks_ahead(config: RunnerConfig, pool: int, *, is_given: bool) -> int:
     """Blocks to take ahead of those of a pool in use, without --kv-cache-memory; the null block
-    counts."""
+    counts. `is_given`: --num-blocks says how many there are, so that most of them will be used."""
     layout, num_blocks = config.layout, -(-_MOST_TOKENS // config.block_size)
     num_ahead = num_blocks * sum(spec.pool == pool for spec in layout.group_specs)
-    ahead_bytes = min(max(available_memory_bytes() // _PART, _LEAST_BYTES), _MOST_BYTES)
+    ahead_bytes = _MOST_BYTES if is_given else available_memory_bytes() // _PART
+    ahead_bytes = min(max(ahead_bytes, _LEAST_BYTES), _MOST_BYTES)
     most = ahead_bytes // len(layout.pool_bytes) // layout.pool_bytes[pool]
     return min(config.block_ids.sizes[pool], num_ahead, most) + 1
 

@@ -84,7 +84,7 @@ def test_of_a_cache_whose_memory_nobody_gave_the_first_blocks_are_few(monkeypatc
             block_size=block_size,
             block_ids=PoolIds([num_blocks] * len(pool_bytes)),
         )
-        return cache_pages.num_blocks_ahead(config, pool)
+        return cache_pages.num_blocks_ahead(config, pool, is_given=False)
 
     assert blocks() == 1 + 32768 // 16
     assert blocks(block_size=24, specs=[KEYS] * 2) == 1 + 2 * 1366
