@@ -45,6 +45,8 @@ def with_one_error(command: Callable[P, None]) -> Callable[P, None]:
 
         try:
             command(*args, **more)
+        except BrokenPipeError:  # who reads, as `head` does, has seen enough
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         except PresetError as error:
             raise ConfigurationError(str(error)) from error
         except (ModelFilesError, OSError) as error:
