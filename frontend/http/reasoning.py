@@ -1,11 +1,7 @@
 """A model's reasoning, parted from its answer: `<think>...</think>` at the start of the text."""
 
-from frontend.http.tools.calls import ToolCallFormat, find_marker
+from frontend.http.tools.calls import ToolCallFormat, find_marker, is_scanned_enough
 from frontend.reasoning_formats import ReasoningFormat
-
-_OFTEN_PARSED_CHARS = 2048
-_GROWTH = 16
-"""A longer text that may be a call is parsed again when it has grown by a 16th."""
 
 
 class ReasoningStream:
@@ -69,12 +65,10 @@ class ReasoningStream:
     def _called(self) -> tuple[int, bool]:
         """How many of the characters that are held are a call, or certainly none."""
         assert self._calls is not None
-        num_held = len(self._held)
-        grown = num_held - self._parsed_at
-        if num_held > _OFTEN_PARSED_CHARS and 0 <= grown * _GROWTH < num_held:
+        if is_scanned_enough(len(self._held), self._parsed_at):
             return 0, False
         parsed = self._calls.parse(self._held, at_end=False)
-        self._parsed_at = num_held if parsed is None else 0
+        self._parsed_at = len(self._held) if parsed is None else 0
         return (0, False) if parsed is None else (parsed.length, bool(parsed.calls))
 
     def _of_answer(self, text: str) -> str:

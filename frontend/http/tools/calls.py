@@ -78,6 +78,18 @@ class ToolCallFormat(Protocol):
         """A reader of the arguments of a call of `name`, fed the text behind `head`."""
 
 
+_OFTEN_PARSED_CHARS = 2048
+_GROWTH = 16
+"""A longer text is parsed again when it has grown by a 16th: all of it is scanned each time."""
+
+
+def is_scanned_enough(num_held: int, parsed_at: int) -> bool:
+    """Whether a text of so many characters, which may become a call, need not be parsed yet.
+    `parsed_at`: its length when it was parsed last; 0: never."""
+    grown = num_held - parsed_at
+    return num_held > _OFTEN_PARSED_CHARS and grown * _GROWTH < num_held
+
+
 def find_marker(text: str, marker: str) -> int:
     """Where `marker` begins, or an end of `text` that may become it."""
     found = text.find(marker)

@@ -27,8 +27,6 @@ _FIELDS = {
     "index": re.compile(r"\d{1,6}"),
 }
 _STRING = r'"[^"\\]*(?:\\.[^"\\]*)*"?'
-_MOST_CHARS_OF_WORDS = 512
-"""A word that goes on to the end of the text is held back for so long."""
 
 
 class MarkedFormat:
@@ -87,14 +85,13 @@ class MarkedFormat:
         """A reader of the arguments of a call of `name`, fed the text behind `head`."""
         for call in self._syntax.calls:
             if Field("parameters") in call:
-                return self._tagged(call, name)
+                behind = call[call.index(Field("parameters")) + 1]
+                assert isinstance(behind, str)
+                return self._tagged(name, behind.split()[0])
         return ArgumentsText()
 
-    def _tagged(self, call: Sequence[Part], name: str) -> TaggedArguments:
-        behind = call[call.index(Field("parameters")) + 1]
-        assert isinstance(behind, str)
-        schema = self._schemas.get(name)
-        return TaggedArguments(self._syntax.parameter, behind.split()[0], schema)
+    def _tagged(self, name: str, closing: str) -> TaggedArguments:
+        return TaggedArguments(self._syntax.parameter, closing, self._schemas.get(name))
 
     def find(self, text: str, before: str) -> int:
         if not self._markers:
@@ -121,14 +118,7 @@ class MarkedFormat:
 
     def _behind_end(self, text: str, at: int, *, at_end: bool) -> int:
         """The place behind the words that close all calls; `at` if they are missing."""
-        if not self._syntax.end:
-            return at
-        try:
-            behind = skip_literal(text, at, self._syntax.end)
-        except NeedsMore:
-            if not at_end:
-                raise
-            return len(text)
+        behind = self._literal(text, at, self._syntax.end, at_end) if self._syntax.end else at
         return at if behind is None else behind
 
     def _any_call(
@@ -192,7 +182,7 @@ class MarkedFormat:
     ) -> tuple[tuple[ToolCall, ...], int] | None:
         """The calls, or the one whose arguments stand here, and where they end."""
         if field == "parameters":
-            tagged = TaggedArguments(self._syntax.parameter, closing, self._schemas.get(name))
+            tagged = self._tagged(name, closing)
             written = tagged.feed(text[at:])
             if not tagged.is_over:
                 raise NeedsMore
@@ -262,7 +252,7 @@ def _lenient(literal: str) -> str:
 
 
 def _raise_if_open(text: str, at: int) -> None:
-    if at >= len(text) or (WORD.fullmatch(text, at) and len(text) - at <= _MOST_CHARS_OF_WORDS):
+    if at >= len(text) or WORD.fullmatch(text, at):
         raise NeedsMore
 
 

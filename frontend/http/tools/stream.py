@@ -4,7 +4,13 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
 
-from frontend.http.tools.calls import ArgumentsDelta, ArgumentsReader, ToolCall, ToolCallFormat
+from frontend.http.tools.calls import (
+    ArgumentsDelta,
+    ArgumentsReader,
+    ToolCall,
+    ToolCallFormat,
+    is_scanned_enough,
+)
 from frontend.http.tools.llama3_json import Llama3JsonFormat
 from frontend.http.tools.marked import MarkedFormat
 from frontend.http.tools.pythonic import PythonicFormat
@@ -25,9 +31,6 @@ FORMATS |= {
 }
 
 _ALWAYS_PARSED_CHARS = 64
-_OFTEN_PARSED_CHARS = 2048
-_GROWTH = 16
-"""A longer text is parsed again when it has grown by a 16th: all of it is scanned each time."""
 
 
 def list_of_formats() -> str:
@@ -85,8 +88,7 @@ class ToolCallStream:
         is_open = self._arguments is not None and not self._arguments.is_over
         if is_long and not is_open and not any(closing in text for closing in ">]}"):
             return []  # every call ends with one of them: do not scan long arguments again
-        num_held, grown = len(self._held), len(self._held) - self._parsed_at
-        if not is_open and num_held > _OFTEN_PARSED_CHARS and grown * _GROWTH < num_held:
+        if not is_open and is_scanned_enough(len(self._held), self._parsed_at):
             return []
         parts = self._parse(at_end=False)
         self._parsed_at = len(self._held)

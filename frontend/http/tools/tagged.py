@@ -171,15 +171,20 @@ def _escaped(text: str) -> str:
     return json.dumps(text, ensure_ascii=False)[1:-1]
 
 
+def referred(ref: str, root: Mapping[str, Any]) -> Any:
+    """What a schema's `$ref` names within the whole schema; None: nothing there."""
+    target: Any = root
+    for step in ref.removeprefix("#/").split("/"):
+        target = target.get(step) if isinstance(target, dict) else None
+    return target
+
+
 def types_of(schema: Any, root: Mapping[str, Any]) -> set[str]:
     """JSON's types that a schema lets through, as far as it says; empty: it does not."""
     if not isinstance(schema, dict):
         return set()
     if isinstance(ref := schema.get("$ref"), str):
-        target: Any = root
-        for step in ref.removeprefix("#/").split("/"):
-            target = target.get(step) if isinstance(target, dict) else None
-        return types_of(target, {}) if target is not root else set()
+        return types_of(referred(ref, root), {})
     if isinstance(named := schema.get("type"), str):
         return {named}
     if isinstance(named, list):

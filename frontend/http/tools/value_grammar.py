@@ -7,7 +7,7 @@ from typing import Any
 from frontend.http.api_errors import ApiError
 from frontend.http.tools.rules import OfferedTool, Rules, Schema
 from frontend.http.tools.syntax import Field, Part
-from frontend.http.tools.tagged import types_of
+from frontend.http.tools.tagged import referred, types_of
 
 _ANY_KEY = r"/[A-Za-z_][\w-]{0,40}/"
 _MOST_DEPTH = 16
@@ -132,10 +132,7 @@ class _Braces:
             why = f"{self._tool.field} is nested too deeply; make it flatter"
             raise ApiError(400, why, param=self._tool.field)
         if isinstance(schema, dict) and isinstance(ref := schema.get("$ref"), str):
-            target: Any = root
-            for step in ref.removeprefix("#/").split("/"):
-                target = target.get(step) if isinstance(target, dict) else None
-            return self._value(target, depth + 1)
+            return self._value(referred(ref, root), depth + 1)
         if not isinstance(schema, dict):
             return self.anything()
         return self._rules.new(" | ".join(self._either(schema, root, depth)), kind="value")
