@@ -168,3 +168,18 @@ def in_awkward_steps(paged: PagedRun) -> list[torch.Tensor]:
         if counts:
             paged.step(counts)
     return paged.logits
+
+
+@pytest.fixture
+def run(capsys, monkeypatch):
+    """`engine-core` with these arguments: its exit code, and what it said on stdout and stderr."""
+    from engine_core import cli
+
+    def run(*arguments):
+        monkeypatch.setattr("sys.argv", ["engine-core", *arguments])
+        with pytest.raises(SystemExit) as ended:
+            cli.main()
+        said = capsys.readouterr()
+        return ended.value.code, said.out, said.err
+
+    return run

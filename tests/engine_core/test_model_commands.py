@@ -7,7 +7,6 @@ import sys
 import pytest
 from fetched import fetched_hub_model, tiny_model
 
-from engine_core import cli
 from engine_core.model_commands import Shown
 from engine_core.model_files import download, stored
 from engine_core.model_files.file_url import FileUrl
@@ -24,18 +23,6 @@ def machine(tmp_path, monkeypatch):
     monkeypatch.setattr(cache_manager, str(tmp_path / "hub"))
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
     return tmp_path
-
-
-@pytest.fixture
-def run(capsys, monkeypatch):
-    def run(*arguments):
-        monkeypatch.setattr(sys, "argv", ["engine-core", *arguments])
-        with pytest.raises(SystemExit) as ended:
-            cli.main()
-        said = capsys.readouterr()
-        return ended.value.code, said.out, said.err
-
-    return run
 
 
 @pytest.fixture

@@ -1,13 +1,11 @@
 """`engine-core create`, `show` and `cp`; and presets in `list` and `rm`."""
 
 import json
-import sys
 from pathlib import Path
 
 import pytest
 from fetched import fetched_hub_model, tiny_model
 
-from engine_core import cli
 from engine_core.model_files import ModelNotFound, download, names, open, stored
 from protocol.presets import Parameters, Preset, find_preset, preset_file
 
@@ -23,18 +21,6 @@ def machine(tmp_path, monkeypatch):
         monkeypatch.setenv(name, str(tmp_path))
     monkeypatch.chdir(tmp_path)
     return tmp_path
-
-
-@pytest.fixture
-def run(capsys, monkeypatch):
-    def run(*arguments):
-        monkeypatch.setattr(sys, "argv", ["engine-core", *arguments])
-        with pytest.raises(SystemExit) as ended:
-            cli.main()
-        said = capsys.readouterr()
-        return ended.value.code, said.out, said.err
-
-    return run
 
 
 @pytest.fixture
