@@ -9,7 +9,7 @@ import gguf
 import numpy as np
 from gguf import GGMLQuantizationType as Kind
 
-from scripts.benchmarks.hybrid_files import kind_of_values, random_values
+from scripts.benchmarks.hybrid_files import add_tokenizer, kind_of_values, random_values
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -73,8 +73,7 @@ def write_model(file: Path, shape: Shape) -> None:
         writer.add_expert_count(shape.experts[0])
         writer.add_expert_used_count(shape.experts[1])
         writer.add_expert_feed_forward_length(shape.features)
-    writer.add_vocab_size(shape.vocabulary)
-    writer.add_tokenizer_model("none")
+    add_tokenizer(writer, shape.vocabulary)
     generator = np.random.default_rng(0)
     for name, size, kind in _tensors(shape):
         writer.add_tensor(name, random_values(size, kind, generator), raw_dtype=kind)

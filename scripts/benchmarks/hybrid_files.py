@@ -8,6 +8,8 @@ from typing import Any
 import gguf
 import numpy as np
 from gguf import GGMLQuantizationType as Kind
+from gguf import TokenType
+from transformers.convert_slow_tokenizer import bytes_to_unicode
 
 _KEY = 128  # numbers of a key and of a value of a recurrent head
 _KEY_HEADS = 16
@@ -48,6 +50,19 @@ SHAPES = {
 }
 
 
+def add_tokenizer(writer: gguf.GGUFWriter, size: int) -> None:
+    """A token a byte, one of two, and tokens that no text gives up to the vocabulary's size."""
+    read = [*bytes_to_unicode().values(), "Ġt"]
+    unread = [f"<|{number}|>" for number in range(len(read), size)]
+    writer.add_vocab_size(size)
+    writer.add_tokenizer_model("gpt2")
+    writer.add_tokenizer_pre("gpt-2")
+    writer.add_token_list(read + unread)
+    writer.add_token_types([TokenType.NORMAL] * len(read) + [TokenType.CONTROL] * len(unread))
+    writer.add_token_merges(["Ġ t"])
+    writer.add_eos_token_id(size - 1)
+
+
 def write_hybrid(file: Path, shape: Shape) -> None:
     writer = gguf.GGUFWriter(file, "qwen35moe" if shape.experts else "qwen35")
     writer.add_context_length(32_768)
@@ -67,8 +82,7 @@ def write_hybrid(file: Path, shape: Shape) -> None:
     writer.add_ssm_time_step_rank(shape.value_heads)
     writer.add_ssm_inner_size(shape.value_heads * _KEY)
     writer.add_full_attention_interval(_INTERVAL)
-    writer.add_vocab_size(shape.vocabulary)
-    writer.add_tokenizer_model("none")
+    add_tokenizer(writer, shape.vocabulary)
     if shape.experts is None:
         writer.add_feed_forward_length(shape.features)
     else:
