@@ -38,6 +38,7 @@ def select_operations(
     keeps_blocks: bool = True,
     fp8_cache: bool = False,
     num_threads: int | None = None,
+    by_node: bool = False,
     quantised_types: AbstractSet[str] = frozenset(),
     report: Callable[[str], None] = lambda line: None,
 ) -> Operations:
@@ -53,13 +54,15 @@ def select_operations(
             dequantised, and become `float_weights`.
         fp8_cache: keys and values will be float8_e4m3fn, on a GPU.
         num_threads: of the native library; None: as `kernels.cpu.threads.choose_threads` says.
+        by_node: each node of memory has its own part of the native library's work.
         quantised_types: of the model, see `QuantisedTensor.type_name`. A GPU keeps those that it
             runs, if `keeps_blocks`.
         report: gets a line before native kernels are built, or if torch replaces them.
     """
     chosen = torch.device(device)
     if chosen.type == "cpu":
-        return _cpu_operations(batch_invariant, float_weights, keeps_blocks, num_threads, report)
+        threads = num_threads, by_node
+        return _cpu_operations(batch_invariant, float_weights, keeps_blocks, threads, report)
     if float_weights != "float32":
         raise UnsupportedDevice(
             f"--quantization {float_weights} runs on a CPU only; leave it out, or run with "
@@ -83,7 +86,11 @@ def select_operations(
 
 
 def native_bfloat16(
-    device: torch.device, num_threads: int | None, report: Callable[[str], None]
+    device: torch.device,
+    num_threads: int | None,
+    report: Callable[[str], None],
+    *,
+    by_node: bool = False,
 ) -> Bfloat16Products | None:
     """How the native library multiplies weights of bfloat16; None: there is none, or no CPU.
     Arguments: see `select_operations`."""
@@ -92,7 +99,7 @@ def native_bfloat16(
     from kernels.cpu.library import NativeLibraryUnavailable, load_library
 
     try:
-        library = load_library(num_threads, report)
+        library = load_library(num_threads, report, by_node=by_node)
     except NativeLibraryUnavailable:
         return None
     return "units" if library.has_bfloat16 else "widened"
@@ -126,13 +133,13 @@ def _cpu_operations(
     batch_invariant: bool,
     float_weights: FloatWeights,
     keeps_blocks: bool,
-    num_threads: int | None,
+    threads: tuple[int | None, bool],
     report: Callable[[str], None],
 ) -> Operations:
     from kernels.cpu.library import NativeLibraryUnavailable, load_library
 
     try:
-        library = load_library(num_threads, report)
+        library = load_library(threads[0], report, by_node=threads[1])
     except NativeLibraryUnavailable as error:
         if float_weights != "float32":
             raise UnsupportedDevice(

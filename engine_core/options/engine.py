@@ -128,6 +128,8 @@ class EngineOptions:
     """Most logprobs a request may ask for a position; -1: the whole vocabulary."""
     num_threads: Annotated[int | None, COMMON, POSITIVE] = None
     """CPU threads of the model; default: one a core."""
+    numa: Literal["distribute"] | None = None
+    """Several nodes of memory: each has its own part of every operation and of the weights."""
     log_level: Literal["debug", "info", "warning", "error"] = "info"
     """Detail of the log."""
     log_format: LogFormat = "text"

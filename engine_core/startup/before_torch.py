@@ -99,6 +99,7 @@ def touch_weight_memory(
         or options.load_format == "dummy"
         or options.model_impl == "transformers"
         or options.parallel.num_workers > 1
+        or options.numa is not None  # the threads that pack them do
         or quantization in ("int8", "int4")
         or named == "float16"
         or is_kept

@@ -276,6 +276,7 @@ class _Assembly:
                     if has_size
                     else num_blocks_ahead(self.runner.config, index, is_given=has_number),
                     partial(kv_cache.num_blocks_filled, index),
+                    is_spread=spec.options.numa is not None,
                 )
         return kv_cache
 

@@ -6,6 +6,7 @@ import ctypes
 import logging
 import mmap
 import os
+import platform
 import sys
 import threading
 import time
@@ -32,6 +33,8 @@ _NICENESS = 10
 """Niceness for the first pages: a tenth of a core that others want, too, for a second or two."""
 _TAKING = threading.Lock()
 """Held while pages are taken, which keeps a cache that others have forgotten."""
+_SET_MEMPOLICY, _INTERLEAVE = {"x86_64": 238, "aarch64": 237}, 3
+"""Of Linux, by processor."""
 _SET_NAME, _NAME = 15, b"cache-pages"  # of prctl: what `top -H` shows
 
 
@@ -47,7 +50,11 @@ def num_blocks_ahead(config: RunnerConfig, pool: int, *, is_given: bool) -> int:
 
 
 def populate_cache(
-    blocks: torch.Tensor, num_ahead: int, num_filled: Callable[[], int]
+    blocks: torch.Tensor,
+    num_ahead: int,
+    num_filled: Callable[[], int],
+    *,
+    is_spread: bool = False,
 ) -> threading.Thread | None:
     """Let a thread of low priority take the pages of the first `num_filled() + num_ahead` blocks
     [B, bytes], a few at a time, until it has all or they are gone. Returns it, or None where the
@@ -56,6 +63,7 @@ def populate_cache(
     Args:
         num_filled: how many blocks are in use or cached now. Never written ones are allocated in
             order, after all others that are empty: the most there were says which come next.
+        is_spread: the pages lie in turn on all nodes of memory.
     """
     if sys.platform != "linux":
         return None
@@ -63,7 +71,7 @@ def populate_cache(
     stride = max(1, _STRIDE_BYTES // blocks.shape[1])
     thread = threading.Thread(
         target=_populate,
-        args=(weakref.ref(blocks), len(blocks), stride, num_ahead, num_filled),
+        args=(weakref.ref(blocks), len(blocks), stride, num_ahead, num_filled, is_spread),
         name=_NAME.decode(),
         daemon=True,
     )
@@ -84,9 +92,13 @@ def _populate(
     stride: int,
     num_ahead: int,
     num_filled: Callable[[], int],
+    is_spread: bool,
 ) -> None:
     library = ctypes.CDLL(None, use_errno=True)
     library.prctl(_SET_NAME, _NAME)
+    if is_spread and (number := _SET_MEMPOLICY.get(platform.machine())) is not None:
+        every_node = ctypes.c_ulong(2**64 - 1)
+        library.syscall(number, _INTERLEAVE, ctypes.byref(every_node), 65)
     os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _NICENESS)
     madvise = library.madvise
     madvise.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)

@@ -131,7 +131,9 @@ def load_any_model(
         files.config,
         quantization=options.quantization,
         has_blocks=keeps and bool(files.quantised_types) and not files.path.is_dir(),
-        native_bfloat16=native_bfloat16(device, options.num_threads, logger.info),
+        native_bfloat16=native_bfloat16(
+            device, options.num_threads, logger.info, by_node=options.numa is not None
+        ),
     )
     if options.model_impl == "transformers":
         numbers = numbers.by_torch(_THROUGH_TRANSFORMERS)
@@ -211,6 +213,7 @@ def _operations(
             keeps_blocks=keeps_blocks(options.quantization, options.dtype),
             fp8_cache=options.kv_cache_dtype == "fp8",
             num_threads=options.num_threads,
+            by_node=options.numa is not None,
             quantised_types=files.quantised_types,
             report=logger.info,
         )

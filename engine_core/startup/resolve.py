@@ -281,7 +281,12 @@ def resolve_config(runner: RunnerSpec, files: ModelFiles, *, address: str) -> En
 
 
 def _threads_reason(options: EngineOptions, ops: Operations) -> str:
-    threads = choose_threads(options.num_threads)
+    threads = choose_threads(options.num_threads, by_node=options.numa is not None)
+    if options.numa is not None and not (ops.device.type == "cpu" and any(threads.node_of_cpu)):
+        logger.warning(
+            "--numa distribute has no effect: it needs a CPU engine with a thread for each core of "
+            "two nodes of memory or more; leave it out"
+        )
     return threads.reason if ops.device.type == "cpu" and threads.count == ops.num_threads else ""
 
 

@@ -78,9 +78,12 @@ class NativeLibrary:
             raise NativeLibraryUnavailable(
                 f"{path} does not load ({error}); remove it to have it built again"
             ) from error
-        start = self.function("ec_pool_start", INT, POINTER, INT)
+        start = self.function("ec_pool_start", INT, POINTER, POINTER, INT)
         num_cpus = len(threads.place_of_cpu)
-        check(start(threads.count, (INT * num_cpus)(*threads.place_of_cpu), num_cpus))
+        places, nodes = (
+            (INT * num_cpus)(*of) for of in (threads.place_of_cpu, threads.node_of_cpu)
+        )
+        check(start(threads.count, places, nodes, num_cpus))
         self.num_threads = int(self._dll.ec_num_threads())
 
     def function(self, name: str, *argument_types: Any) -> NativeFunction:
@@ -158,7 +161,10 @@ def optional_address(name: str, values: torch.Tensor | None, size: int) -> int |
 
 @lru_cache(maxsize=2)
 def load_library(
-    num_threads: int | None = None, report: Callable[[str], None] = lambda _line: None
+    num_threads: int | None = None,
+    report: Callable[[str], None] = lambda _line: None,
+    *,
+    by_node: bool = False,
 ) -> NativeLibrary:
     """The library of this process; built if the cache has none, which takes seconds.
     Raises NativeLibraryUnavailable: switched off by ENGINE_CORE_NATIVE=0, no compiler and nothing
@@ -168,11 +174,12 @@ def load_library(
         num_threads: most that an operation may use; None: as `choose_threads` says. A process has
             one pool, which never shrinks.
         report: gets a line before the library is built, and one for each file.
+        by_node: each node of memory has its own part of every operation.
     """
     if os.environ.get(SWITCH_VARIABLE, "1") == "0":
         raise NativeLibraryUnavailable(f"switched off by {SWITCH_VARIABLE}=0")
     try:
-        threads = choose_threads(num_threads)
+        threads = choose_threads(num_threads, by_node=by_node)
     except WrongNumberOfThreads as error:
         raise NativeLibraryUnavailable(str(error)) from error
     return NativeLibrary(build_library(cache_folder(), report=report), threads)

@@ -17,10 +17,14 @@ class Threads:
     count: int
     """How many there are, the caller's included."""
     reason: str
-    """What has made them fewer than the process's CPUs, such as "2 of 4 CPUs: hyper-threads"."""
+    """What has made them fewer than the process's CPUs, such as "2 of 4 CPUs: hyper-threads", and
+    how many nodes of memory are told apart."""
     place_of_cpu: tuple[int, ...]
     """The number of the place that each CPU belongs to: a core's, or with more threads than cores
     its own; -1 for CPUs that the process may not use."""
+    node_of_cpu: tuple[int, ...]
+    """The number of each CPU's node of memory, among those that the process's CPUs have; 0 for all
+    if the nodes are not told apart."""
 
 
 class WrongNumberOfThreads(ValueError):
@@ -28,7 +32,11 @@ class WrongNumberOfThreads(ValueError):
 
 
 def choose_threads(
-    wanted: int | None = None, allowed: frozenset[int] | None = None, root: Path = _ROOT
+    wanted: int | None = None,
+    allowed: frozenset[int] | None = None,
+    root: Path = _ROOT,
+    *,
+    by_node: bool = False,
 ) -> Threads:
     """The threads of this process. Raises WrongNumberOfThreads.
 
@@ -37,6 +45,7 @@ def choose_threads(
             ENGINE_CORE_NATIVE_THREADS says the same; without it OMP_NUM_THREADS lowers the number.
         allowed: the CPUs; None: those of the process's affinity.
         root: of the file system that /proc and /sys are in.
+        by_node: tell the nodes of memory apart.
     """
     cpus = sorted(os.sched_getaffinity(0) if allowed is None else allowed)
     core_of = {cpu: _first_sibling(cpu, root) for cpu in cpus}
@@ -58,7 +67,13 @@ def choose_threads(
     for cpu, place in zip(cpus, places, strict=True):
         place_of_cpu[cpu] = numbers[place]
     reason = why and f"{count} of {len(cpus)} CPUs: {why}"
-    return Threads(count, reason, tuple(place_of_cpu))
+    # fewer threads than cores are not pinned, and so of no node
+    node_of = {cpu: _node(cpu, root) for cpu in cpus if by_node and count == len(numbers)}
+    node_numbers = {node: number for number, node in enumerate(sorted({*node_of.values()}))}
+    nodes = [node_numbers.get(node_of.get(cpu, -1), 0) for cpu in range(len(place_of_cpu))]
+    if len(node_numbers) > 1:
+        reason = ", ".join(filter(None, [reason, f"{len(node_numbers)} nodes of memory"]))
+    return Threads(count, reason, tuple(place_of_cpu), tuple(nodes))
 
 
 def _first_sibling(cpu: int, root: Path) -> int:
@@ -68,6 +83,12 @@ def _first_sibling(cpu: int, root: Path) -> int:
         return int(path.read_text().strip().replace("-", ",").partition(",")[0])
     except (OSError, ValueError):
         return cpu
+
+
+def _node(cpu: int, root: Path) -> int:
+    """The node of memory that a CPU is nearest to; 0 where none is stated."""
+    folders = (root / f"sys/devices/system/cpu/cpu{cpu}").glob("node[0-9]*")
+    return next((int(folder.name.removeprefix("node")) for folder in folders), 0)
 
 
 def _number_in(variable: str) -> int | None:

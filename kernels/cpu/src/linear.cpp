@@ -80,15 +80,19 @@ struct Split {
 // What the thread that has task `task` of `w` takes when all threads are equally fast.
 Upcoming after_task(const LinearWeight& w, const Split& split, int64_t task,
                     const LinearWeight* next, int64_t num_rows) {
-    const int64_t panel_task = (task + num_threads()) / split.row_tasks;
-    if (panel_task < split.panel_tasks) {
+    int node;
+    const Share share = share_of(split.panel_tasks * split.row_tasks, task, &node);
+    const int64_t ahead = task + share.threads, panel_task = ahead / split.row_tasks;
+    if (ahead < share.stop) {
         const bool is_same = panel_task == task / split.row_tasks;
         if (is_same) return {w.blob, 0};
         return upcoming_panel(w, panel_task * split.panels_a_task);
     }
     if (next == nullptr) return {w.blob, 0};
     const Split other(num_panels(*next), num_rows);
-    const int64_t first = panel_task - split.panel_tasks;
+    const int64_t num_others = other.panel_tasks * other.row_tasks;
+    const int64_t first = share_at(num_others, node).first / other.row_tasks +
+                          (ahead - share.stop) / split.row_tasks;
     return upcoming_panel(*next, std::min(first, other.panel_tasks - 1) * other.panels_a_task);
 }
 

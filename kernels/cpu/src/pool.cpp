@@ -1,7 +1,8 @@
 // One job at a time. Its state, and who changes it:
 //
 //   open_       caller   the job takes helpers
-//   next_       all      the next task to be taken
+//   queues_[n]  all      the next task of a node's share to be taken, and where it ends; the shares
+//                        of all nodes follow one another
 //   seats_[i]   thread i whether it may be reading the job; a line of its own, so that many threads
 //                        that come and go do not wait for each other's
 //   signal_     caller   goes up with every job; sleepers wait for it to change (futex)
@@ -31,7 +32,7 @@ namespace ec {
 namespace {
 
 constexpr auto spin_time = std::chrono::microseconds(50);
-constexpr int max_threads = 1024;
+constexpr int max_threads = 1024, max_nodes = 64;
 
 inline void pause() {
 #if EC_X86
@@ -50,6 +51,11 @@ struct alignas(64) Seat {
     std::atomic<bool> is_taken{false};
 };
 
+struct alignas(64) Queue {
+    std::atomic<int64_t> next{0};
+    int64_t stop = 0;
+};
+
 class Pool {
 public:
     int num_threads() const { return num_threads_.load(std::memory_order_relaxed); }
@@ -58,7 +64,9 @@ public:
     // Where there are as many places as threads, every helper has a place of its own, and the
     // caller moves as the system likes. Where there are more, other processes may have theirs
     // there: the system finds the threads CPUs that are idle.
-    void start(int num_threads, const int32_t* place_of_cpu, int num_cpus) {
+    // `node_of_cpu`: the node of each CPU, from 0 on without gaps; of use where helpers have places.
+    void start(int num_threads, const int32_t* place_of_cpu, const int32_t* node_of_cpu,
+               int num_cpus) {
         while (busy_.exchange(true)) sched_yield();  // a job reads what changes here
         if (num_threads > num_threads_.load()) {
             place_of_cpu_.assign(place_of_cpu, place_of_cpu + num_cpus);
@@ -66,6 +74,18 @@ public:
             is_pinned_ = num_cpus > 0 && *last + 1 == num_threads;
             places_.resize(static_cast<size_t>(num_threads));
             for (int i = 0; i < num_threads; ++i) places_[static_cast<size_t>(i)] = i;
+            node_of_place_.assign(static_cast<size_t>(num_threads), 0);
+            for (int cpu = 0; is_pinned_ && cpu < num_cpus; ++cpu) {
+                if (place_of_cpu[cpu] >= 0)
+                    node_of_place_[static_cast<size_t>(place_of_cpu[cpu])] = node_of_cpu[cpu];
+            }
+            int before = 0, nodes = 0;
+            while (before < num_threads) {
+                before += static_cast<int>(
+                    std::count(node_of_place_.begin(), node_of_place_.end(), nodes));
+                threads_to_[nodes++].store(before, std::memory_order_relaxed);
+            }
+            num_nodes_.store(nodes, std::memory_order_relaxed);
         }
         while (num_threads_.load() < num_threads) {
             const int index = num_threads_.load();
@@ -91,8 +111,11 @@ public:
         make_room();
         task_ = task;
         context_ = context;
-        num_tasks_ = num_tasks;
-        next_.store(0, std::memory_order_relaxed);
+        for (int node = 0; node < num_nodes(); ++node) {
+            const Share share = share_at(num_tasks, node);
+            queues_[node].next.store(share.first, std::memory_order_relaxed);
+            queues_[node].stop = share.stop;
+        }
         open_.store(true);
         wake(num_tasks - 1);
         work(0);
@@ -100,6 +123,17 @@ public:
         wait_until_left();
         working_ = false;
         busy_.store(false);
+    }
+
+    int num_nodes() const { return num_nodes_.load(std::memory_order_relaxed); }
+
+    Share share_at(int64_t num_tasks, int node) const {
+        const auto threads_to = [&](int i) -> int64_t {
+            return i < 0 ? 0 : threads_to_[i].load(std::memory_order_relaxed);
+        };
+        const int64_t before = threads_to(node - 1), to = threads_to(node);
+        const int64_t all = threads_to(num_nodes() - 1);
+        return {num_tasks * before / all, num_tasks * to / all, static_cast<int>(to - before)};
     }
 
     // So many helpers that sleep wake and spin, if there are, and no more than have a CPU.
@@ -158,10 +192,19 @@ private:
     }
 
     void work(int thread) {
-        for (;;) {
-            const int64_t task = next_.fetch_add(1, std::memory_order_relaxed);
-            if (task >= num_tasks_) return;
-            task_(context_, task, thread);
+        const int nodes = num_nodes();
+        int own = 0;
+        if (nodes > 1) {
+            const int place = places_[static_cast<size_t>(thread)];
+            own = node_of_place_[static_cast<size_t>(place)];
+        }
+        for (int i = 0; i < nodes; ++i) {
+            Queue& queue = queues_[(own + i) % nodes];
+            for (;;) {
+                const int64_t task = queue.next.fetch_add(1, std::memory_order_relaxed);
+                if (task >= queue.stop) break;
+                task_(context_, task, thread);
+            }
         }
     }
 
@@ -217,14 +260,16 @@ private:
 
     std::vector<int32_t> place_of_cpu_;
     std::vector<int> places_;         // of threads 0, 1, ...
+    std::vector<int> node_of_place_;
+    std::atomic<int> threads_to_[max_nodes] = {1};  // of nodes 0 to this one
+    std::atomic<int> num_nodes_{1};
     std::vector<pthread_t> handles_;  // of threads 1, 2, ...
     bool is_pinned_ = false;
     std::atomic<int> num_threads_{1};
     std::atomic<bool> busy_{false};
     Task task_ = nullptr;
     void* context_ = nullptr;
-    int64_t num_tasks_ = 0;
-    alignas(64) std::atomic<int64_t> next_{0};
+    Queue queues_[max_nodes];
     alignas(64) std::atomic<bool> open_{false};
     Seat seats_[max_threads];
     alignas(64) std::atomic<uint32_t> signal_{0};
@@ -256,6 +301,15 @@ Pool& pool() {
 
 int num_threads() { return pool().num_threads(); }
 
+Share share_at(int64_t num_tasks, int index) { return pool().share_at(num_tasks, index); }
+
+Share share_of(int64_t num_tasks, int64_t task, int* index) {
+    for (*index = 0;; ++*index) {
+        const Share share = pool().share_at(num_tasks, *index);
+        if (task < share.stop || *index + 1 == pool().num_nodes()) return share;
+    }
+}
+
 void run_tasks(int64_t num_tasks, Task run, void* context) {
     pool().run(num_tasks, run, context);
 }
@@ -264,16 +318,23 @@ void run_tasks(int64_t num_tasks, Task run, void* context) {
 
 EC_EXPORT int ec_num_threads() { return ec::num_threads(); }
 
-// Starts threads until there are `num_threads` with the caller; a pool never shrinks. Places:
-// `Pool::start`.
-EC_EXPORT const char* ec_pool_start(int num_threads, const int32_t* place_of_cpu, int num_cpus) {
+// Starts threads until there are `num_threads` with the caller; a pool never shrinks. Places
+// and nodes: `Pool::start`.
+EC_EXPORT const char* ec_pool_start(int num_threads, const int32_t* place_of_cpu,
+                                    const int32_t* node_of_cpu, int num_cpus) {
     if (num_threads < 1 || num_threads > ec::max_threads) {
         return ec::refuse("num_threads is %d, it must be in [1, %d]", num_threads, ec::max_threads);
     }
     if (num_cpus < 0 || num_cpus > CPU_SETSIZE) {
         return ec::refuse("num_cpus is %d, it must be in [0, %d]", num_cpus, CPU_SETSIZE);
     }
-    ec::pool().start(num_threads, place_of_cpu, num_cpus);
+    for (int cpu = 0; cpu < num_cpus; ++cpu) {
+        if (node_of_cpu[cpu] < 0 || node_of_cpu[cpu] >= ec::max_nodes) {
+            return ec::refuse("node_of_cpu[%d] is %d, it must be in [0, %d)", cpu,
+                              node_of_cpu[cpu], ec::max_nodes);
+        }
+    }
+    ec::pool().start(num_threads, place_of_cpu, node_of_cpu, num_cpus);
     return nullptr;
 }
 
@@ -281,6 +342,15 @@ EC_EXPORT const char* ec_pool_start(int num_threads, const int32_t* place_of_cpu
 EC_EXPORT const char* ec_pool_wake() {
     ec::pool().count_cpus();
     ec::pool().wake(ec::max_threads);
+    return nullptr;
+}
+
+// For tests: the thread of each task, one of which takes 1 ms times 1 + `more` * `thread`.
+EC_EXPORT const char* ec_pool_show(int64_t num_tasks, int64_t* out, int more) {
+    ec::parallel(num_tasks, [&](int64_t task, int thread) {
+        out[task] = thread;
+        std::this_thread::sleep_for(std::chrono::milliseconds(1 + more * thread));
+    });
     return nullptr;
 }
 

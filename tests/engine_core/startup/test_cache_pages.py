@@ -2,6 +2,7 @@
 
 import ctypes
 import mmap
+import platform
 import sys
 import threading
 import time
@@ -48,6 +49,19 @@ def test_all_pages_are_there_and_their_contents_stay():
     cache_pages.populate_cache(blocks, NUM_BLOCKS, none_filled).join()
     assert share_of_resident_pages(blocks) == 1.0
     assert int(blocks.sum()) == 5 * BLOCK_BYTES
+
+
+@pytest.mark.skipif(platform.machine() != "x86_64", reason="the number of a system call")
+@pytest.mark.parametrize(("is_spread", "policy"), [(True, 3), (False, 0)])  # interleave, default
+def test_pages_lie_on_all_nodes_of_memory_by_option(is_spread, policy):
+    found = ctypes.c_int(-1)
+
+    def ask():  # in the thread that takes them
+        ctypes.CDLL(None).syscall(239, ctypes.byref(found), None, 0, None, 0)  # get_mempolicy
+        return NUM_BLOCKS
+
+    cache_pages.populate_cache(fresh_cache(), 0, ask, is_spread=is_spread).join()
+    assert found.value == policy
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="of Linux")

@@ -222,9 +222,10 @@ dll = ctypes.CDLL(str(build_library(cache_folder())))
 allowed = sorted(os.sched_getaffinity(0))
 out, seen = np.zeros(64, np.int64), np.zeros(64, np.int64)
 
-def start(num_threads, places):
-    place_of_cpu = (ctypes.c_int * len(places))(*places)
-    assert not dll.ec_pool_start(num_threads, place_of_cpu, len(places))
+def start(num_threads, places, nodes=None):
+    numbers = ctypes.c_int * len(places)
+    nodes = numbers(*(nodes or [0] * len(places)))
+    assert not dll.ec_pool_start(num_threads, numbers(*places), nodes, len(places))
 
 def prove(num_jobs):
     out[:] = seen[:] = 0
@@ -245,6 +246,26 @@ def run_with_pool(program: str) -> None:
     only_ours = os.environ | {"OPENBLAS_NUM_THREADS": "1"}  # numpy's threads would be counted
     done = subprocess.run(command, timeout=60, check=False, env=only_ours)
     assert done.returncode == 0
+
+
+@pytest.mark.usefixtures("library")
+@pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="needs two CPUs")
+def test_threads_of_a_node_take_its_share_first_and_then_help_the_others() -> None:
+    run_with_pool("""
+places, nodes = [-1] * (allowed[-1] + 1), [0] * (allowed[-1] + 1)
+first, second = allowed[:2]
+places[first], places[second], nodes[second] = 0, 1, 1
+start(2, places, nodes)
+os.sched_setaffinity(0, {first})
+prove(500)
+taken, own = np.zeros(40, np.int64), 0
+for _ in range(20):
+    assert not dll.ec_pool_show(ctypes.c_int64(40), ctypes.c_void_p(taken.ctypes.data), 0)
+    own += (taken[:20] == 0).sum() + (taken[20:] == 1).sum()
+assert own > 500, own  # of 800; without nodes a half
+assert not dll.ec_pool_show(ctypes.c_int64(40), ctypes.c_void_p(taken.ctypes.data), 1)
+assert (taken[:20] == 0).all() and (taken == 0).sum() > 25, taken  # the other one sleeps longer
+""")
 
 
 @pytest.mark.usefixtures("library")

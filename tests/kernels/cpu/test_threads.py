@@ -52,6 +52,23 @@ def test_threads_are_one_a_core_of_the_mask(
     assert (threads.count, threads.reason, threads.place_of_cpu) == (count, reason, places)
 
 
+@pytest.mark.parametrize(
+    ("wanted", "reason", "nodes"),
+    [
+        (None, "4 of 8 CPUs: hyper-threads, 2 nodes of memory", (0, 1, 0, 1, 0, 1, 0, 1)),
+        (3, "3 of 8 CPUs: --num-threads", (0,) * 8),  # not pinned: of no node
+    ],
+)
+def test_nodes_of_memory_are_told_apart_by_option(wanted, reason, nodes, tmp_path: Path) -> None:
+    files = {
+        f"sys/devices/system/cpu/cpu{cpu}/node{2 + 3 * (cpu % 2)}/cpulist": "" for cpu in range(8)
+    }
+    cpus, root = frozenset(range(8)), system(tmp_path, files, FAR)
+    threads = choose_threads(wanted, cpus, root, by_node=True)
+    assert (threads.reason, threads.node_of_cpu) == (reason, nodes)
+    assert not any(choose_threads(wanted, cpus, root).node_of_cpu)
+
+
 V2 = {"proc/self/cgroup": "0::/a/b", "sys/fs/cgroup/cpu.max": "max 100000"}
 V1 = {"proc/self/cgroup": "4:cpu,cpuacct:/docker/x\n3:cpuset:/y\n0::/z"}
 
