@@ -34,7 +34,7 @@ _NICENESS = 10
 _TAKING = threading.Lock()
 """Held while pages are taken, which keeps a cache that others have forgotten."""
 _SET_MEMPOLICY, _INTERLEAVE = {"x86_64": 238, "aarch64": 237}, 3
-"""Of Linux, by processor."""
+"""The number of that system call by processor, and the policy that spreads pages over all nodes."""
 _SET_NAME, _NAME = 15, b"cache-pages"  # of prctl: what `top -H` shows
 
 
