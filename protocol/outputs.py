@@ -205,7 +205,6 @@ class ModelInfo(Message, frozen=True):
     """Bytes of the weights' files."""
     num_weights: int = 0
     """Elements of the model's tensors; 0: not known."""
-
     adapters: tuple[AdapterInfo, ...] = ()
     """At the time of the greeting; AdaptersUpdated says what becomes of them."""
     multimodal: MultiModalInfo | None = None
@@ -223,6 +222,7 @@ class ModelInfo(Message, frozen=True):
     """Names of what is classified, in order."""
     has_segments: bool = False
     """A pair of texts is one prompt of two segments, as cross-encoders take it; else one text."""
+    has_priorities: bool = False
 
     @property
     def arithmetic(self) -> tuple[str, ...]:

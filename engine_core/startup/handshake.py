@@ -118,6 +118,7 @@ def make_handshake(
         labels=files.labels if pooler is not None and pooler.config.num_labels else (),
         default_prompt_name=None if files.modules is None else files.modules.default_prompt_name,
         has_segments=files.is_encoder,
+        has_priorities=config.scheduler.scheduling_policy != "fcfs",
     )
     return Handshake(model, opened.tokenizer, heartbeat_s=HEARTBEAT_S)
 

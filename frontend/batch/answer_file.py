@@ -81,8 +81,24 @@ class AnswerFile:
             raise
 
     @property
+    def num_lines(self) -> int:
+        """How many there are to answer."""
+        return len(self._source.lines)
+
+    @property
     def num_answered(self) -> int:
         return len(self._source.lines) if self.is_complete else len(self._places)
+
+    def lines(self) -> Iterator[bytes]:
+        """Answers so far, before `finish`, in the input's order."""
+        with contextlib.ExitStack() as stack:
+            names = [*(part.name for part in self._manifest.parts), "open.jsonl"]
+            files = [stack.enter_context((self._folder / name).open("rb")) for name in names]
+            for custom_id in self._source.lines:
+                if custom_id in self._places:
+                    part, start, stop = self._places[custom_id]
+                    files[part].seek(start)
+                    yield files[part].read(stop - start)
 
     def unanswered(self) -> Iterator[tuple[int, bytes]]:
         """Numbers and lines of the input."""
@@ -109,18 +125,17 @@ class AnswerFile:
         assert len(self._places) == len(self._source.lines), "not all are answered"
         os.fsync(self._open.fileno())
         whole = self._folder / "answers.jsonl"
-        with contextlib.ExitStack() as stack, whole.open("wb") as out:
-            names = [*(part.name for part in self._manifest.parts), "open.jsonl"]
-            files = [stack.enter_context((self._folder / name).open("rb")) for name in names]
-            for custom_id in self._source.lines:
-                part, start, stop = self._places[custom_id]
-                files[part].seek(start)
-                out.write(files[part].read(stop - start))
+        with whole.open("wb") as out:
+            out.writelines(self.lines())
             out.flush()
             os.fsync(out.fileno())
         whole.replace(self._path)
         _sync_folder(self._path.parent)
         self.is_complete = True
+        self.remove()
+
+    def remove(self) -> None:
+        """Close it, and remove its parts."""
         self.close()
         shutil.rmtree(self._folder)
 
@@ -219,13 +234,7 @@ class AnswerFile:
         self._write_manifest(self._manifest)
 
     def _write_manifest(self, manifest: Manifest) -> None:
-        path = self._folder / "manifest.json"
-        with path.with_suffix(".new").open("wb") as file:
-            file.write(msgspec.json.encode(manifest))
-            file.flush()
-            os.fsync(file.fileno())
-        path.with_suffix(".new").replace(path)
-        _sync_folder(self._folder)
+        write_whole(self._folder / "manifest.json", msgspec.json.encode(manifest))
 
     def _check_answers(self) -> None:
         try:
@@ -245,6 +254,16 @@ class AnswerFile:
         return InvalidInput(
             f"{self._folder} {why}; go on with what it was begun with, or remove the folder"
         )
+
+
+def write_whole(path: Path, data: bytes) -> None:
+    """Replace a file by a rename, on disk when this returns."""
+    with path.with_suffix(".new").open("wb") as file:
+        file.write(data)
+        file.flush()
+        os.fsync(file.fileno())
+    path.with_suffix(".new").replace(path)
+    _sync_folder(path.parent)
 
 
 def _sync_folder(folder: Path) -> None:

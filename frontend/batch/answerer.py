@@ -2,26 +2,20 @@
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import msgspec
 from starlette.types import ASGIApp
 
-from frontend.async_llm import AsyncLLM
 from frontend.batch.lines import BatchAnswer, Error, Response, new_id, read_question, refused
-from frontend.engine.daemon import ChildDaemon
 from frontend.errors import EngineUnavailable
-from frontend.http.app import make_app
-from frontend.http.served_models import ServedModel, ServedModels
-from frontend.http.settings import ServerSettings
 
 Lines = Iterable[tuple[int, bytes]]
 """Lines with their numbers."""
 OnAnswer = Callable[[BatchAnswer], None]
 
 _MOST_IN_FLIGHT = 1024
-_STARTUP_S = 3600.0
 _RETRY_S = 1.0
 _TOO_MANY, _UNAVAILABLE = 429, 503
 
@@ -36,10 +30,22 @@ class _Refusal(msgspec.Struct):
 
 
 class Answerer:
-    """Made by `answering`."""
+    """
+    Args:
+        app: the server's routes.
+        in_flight: bounds the requests at once, perhaps of several of these.
+        scope: what the scope of a request to a path has besides.
+    """
 
-    def __init__(self, app: ASGIApp) -> None:
+    def __init__(
+        self,
+        app: ASGIApp,
+        in_flight: asyncio.Semaphore | None = None,
+        scope: Callable[[str], Mapping[str, Any]] = lambda _path: {},
+    ) -> None:
         self._app = app
+        self._in_flight = in_flight or asyncio.Semaphore(_MOST_IN_FLIGHT)
+        self._scope = scope
 
     async def answer(self, number: int, line: bytes) -> BatchAnswer:
         """Of the line with this number. What its request is refused for is its answer.
@@ -49,7 +55,8 @@ class Answerer:
             return refused(question.custom_id, question.refusal)
         body = msgspec.json.encode(question.body)
         while True:
-            status, request_id, answer = await self._post(question.url, body)
+            async with self._in_flight:
+                status, request_id, answer = await self._post(question.url, body)
             if status != _TOO_MANY:  # the queue of an engine that others use, too
                 break
             await asyncio.sleep(_RETRY_S)
@@ -107,6 +114,7 @@ class Answerer:
             "headers": [(b"content-type", b"application/json")],
             "client": None,
             "server": None,
+            **self._scope(path),
         }
         try:
             await self._app(scope, receive, send)
@@ -116,32 +124,3 @@ class Answerer:
         start, *chunks = sent
         request_id = dict(start["headers"]).get(b"x-request-id", b"").decode()
         return start["status"], request_id, b"".join(each.get("body", b"") for each in chunks)
-
-
-@contextlib.asynccontextmanager
-async def answering(llm: AsyncLLM, names: Sequence[str] = ()) -> AsyncIterator[Answerer]:
-    """Closes the client in the end.
-
-    Args:
-        names: that lines may give as `model`, beside none; default: the engine's own.
-    """
-    settings = ServerSettings(
-        max_body_size=2**40, max_concurrent_requests=2**31, health_timeout=60.0
-    )
-    app = make_app(ServedModels([ServedModel(lambda: llm, names)]), settings)
-    async with app.router.lifespan_context(app):
-        yield Answerer(app)
-
-
-async def launch(model: str, engine_options: Sequence[str]) -> AsyncLLM:
-    """A client of an engine of its own, which is started again when it dies.
-    Raises EngineStartError: it did not get ready."""
-    child = ChildDaemon(["--model", model, "--supervise", *engine_options])
-    return await AsyncLLM.launched(
-        child, client_name="engine-core batch", startup_timeout_s=_STARTUP_S
-    )
-
-
-def names_of(model: str | None, llm: AsyncLLM) -> list[str]:
-    """The names by which lines may call it: as it was given, and its own."""
-    return list(dict.fromkeys(filter(None, (model, llm.model.name))))

@@ -11,8 +11,9 @@ from tqdm import tqdm
 from engine_core.errors import ConfigurationError, StartupError
 from frontend.async_llm import AsyncLLM
 from frontend.batch.answer_file import AnswerFile
-from frontend.batch.answerer import Lines, OnAnswer, answering, launch, names_of
+from frontend.batch.answerer import Lines, OnAnswer
 from frontend.batch.lines import BatchAnswer, BatchInput
+from frontend.cluster.answering import answering, launch, names_of
 from frontend.errors import EngineClientError, InvalidInput
 from frontend.event_loop import run
 

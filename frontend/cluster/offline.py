@@ -14,8 +14,9 @@ import ray
 from ray.data import ActorPoolStrategy, Dataset
 
 from frontend.async_llm import AsyncLLM
-from frontend.batch.answerer import Lines, OnAnswer, answering, launch, names_of
+from frontend.batch.answerer import Lines, OnAnswer
 from frontend.batch.lines import BatchAnswer
+from frontend.cluster.answering import answering, launch, names_of
 from frontend.engine.engine_options import daemon_arguments
 from frontend.errors import EngineClientError, EngineDied, EngineUnavailable, InvalidInput
 from frontend.event_loop import LoopThread

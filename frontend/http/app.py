@@ -14,6 +14,8 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.routing import Route
 
+from frontend.batch.files import FileStore
+from frontend.batch.jobs import Jobs
 from frontend.errors import EngineClientError
 from frontend.http import adapters, health, llama_cpp, page_files
 from frontend.http.anthropic import messages as anthropic
@@ -27,7 +29,7 @@ from frontend.http.ollama import embeddings as ollama_embeddings
 from frontend.http.ollama import generation as ollama
 from frontend.http.ollama import models as ollama_models
 from frontend.http.ollama import presets as ollama_presets
-from frontend.http.openai import models
+from frontend.http.openai import batches, files, models
 from frontend.http.openai.chat import chat_completions
 from frontend.http.openai.completions import completions
 from frontend.http.openai.transcriptions import transcriptions, translations
@@ -48,6 +50,8 @@ OPERATIONS = [
     *(chat_completions, completions, tokenize.tokenize, tokenize.detokenize),
     *(transcriptions, translations),
     *(models.list_models, models.get_model),
+    *(files.upload, files.list_files, files.get_file, files.get_content, files.delete_file),
+    *(batches.create_batch, batches.list_batches, batches.get_batch, batches.cancel_batch),
     *(embeddings.embeddings, embeddings.encode, embeddings.classify, embeddings.cohere_embed),
     *scores.OPERATIONS,
     *(responses.create_response, responses.get_response),
@@ -104,9 +108,15 @@ def make_app(
         app.state.models = served
         app.state.settings = settings
         app.state.responses = ResponseStore()
+        app.state.files = FileStore(settings.files_dir, settings.max_files_size)
+        app.state.jobs = Jobs(app.state.files, batches.answerers(app))
+        if settings.files_dir is not None:
+            app.state.jobs.resume()
         app.state.feeds = {}
         app.state.metrics = Metrics(served, settings.metrics_names)
         yield
+        await app.state.jobs.close()
+        app.state.files.close()
         await served.close()
         if traces is not None:
             await asyncio.to_thread(traces.close)

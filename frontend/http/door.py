@@ -63,8 +63,8 @@ class Door:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        exchange = Exchange(path=scope["path"], headers=Headers(scope=scope))
-        scope["exchange"] = exchange
+        scope.setdefault("exchange", Exchange(path=scope["path"], headers=Headers(scope=scope)))
+        exchange: Exchange = scope["exchange"]
         context = current_exchange.set(exchange)
         owner = current_owner.set(None)
         tracing = current_tracer.set(self._tracer)
@@ -72,7 +72,8 @@ class Door:
         try:
             with contextlib.ExitStack() as in_use:
                 try:
-                    self._admit(scope, exchange, in_use)
+                    if not exchange.is_batch:
+                        self._admit(scope, exchange, in_use)
                     current_owner.set(exchange.caller)
                 except ApiError as error:
                     await error_response(error, scope["path"])(scope, receive, send)

@@ -36,6 +36,10 @@ class Exchange:
     """The model's name, as it was asked for."""
     adapter: str | None = None
     """The adapter's name, if the request named one as its model."""
+    is_batch: bool = False
+    """Whether it is a line of a batch, which was let in when the batch was made."""
+    default_priority: int = 0
+    """The priority of its requests to the engine that name none."""
     num_prompt_tokens: int = 0
     num_output_tokens: int = 0
     status: int = 0
@@ -46,6 +50,11 @@ class Exchange:
     """The reason why it is not answered yet, if that may take long."""
     at_end: list[Callable[[], None]] = field(default_factory=list)
     """Called when its answer is over."""
+
+    @property
+    def owner(self) -> str | None:
+        """Whose what it stores is. None without keys: then all callers are one."""
+        return None if self.key is None else self.caller
 
     @property
     def is_admin(self) -> bool:
@@ -80,14 +89,14 @@ class Exchange:
     def _priority(self, asked: int | None) -> int:
         floor = None if self.key is None else self.key.min_priority
         if floor is None:
-            return asked or 0
+            return self.default_priority if asked is None else asked
         if asked is not None and asked < floor:
             raise ApiError(
                 403,
                 f"priority is {asked}, key {self.caller!r} may ask for {floor} and above",
                 param="priority",
             )
-        return max(floor, 0) if asked is None else asked
+        return max(floor, self.default_priority) if asked is None else asked
 
 
 def exchange_of(request: Request) -> Exchange:

@@ -30,6 +30,9 @@ from protocol.presets import (
 )
 from protocol.running_daemons import running_daemons
 
+_BATCH_PRIORITY = 1000
+"""What lines of batches wait behind: every request that asks for no priority."""
+
 
 class ServedModel:
     """One engine, or several that serve one model, and its names. Engines may come later, go, and
@@ -244,6 +247,8 @@ class ServedModels:
         exchange = current_exchange.get()
         if exchange is not None:
             exchange.model = name or model.names[0]
+            if exchange.is_batch and llm.model.has_priorities:
+                exchange.default_priority = _BATCH_PRIORITY
         return llm
 
     async def find(self, name: str | None) -> ServedModel:

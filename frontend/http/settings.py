@@ -75,6 +75,11 @@ class ServerSettings:
         bool, Parameter(name="--structured-outputs-config.enable_in_reasoning", negative="")
     ] = False
     """Let structured outputs hold from the first token on, so that a model cannot think before."""
+    files_dir: Path | None = None
+    """Keep uploaded files and batches in this folder, so that they survive a restart; one server at
+    a time. Default: a temporary one."""
+    max_files_size: int = 1024**3
+    """Most bytes of all uploaded files."""
     drain_timeout: int = 30
     """Seconds for running requests to end after SIGTERM."""
     metrics_names: MetricsNames = "engine-core"

@@ -6,7 +6,7 @@ import pytest
 from http_server import TEMPLATE
 
 from frontend.async_llm import AsyncLLM
-from frontend.batch.answerer import answering
+from frontend.cluster.answering import answering
 from frontend.errors import EngineUnavailable
 from frontend.http.served_models import ServedModels
 
