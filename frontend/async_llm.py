@@ -8,7 +8,7 @@ from typing import Any, Unpack
 from frontend.event_loop import Pause
 from frontend.inputs.prompts import ChatMessage, PromptInput, TokensPrompt, chars_of, has_data
 from frontend.multimodal.media import has_media, in_thread
-from frontend.outputs import BeamSearchOutput, RequestOutput, beam_search_output
+from frontend.outputs import BeamSearchOutput, RequestOutput, beam_search_output, best_of
 from frontend.pooling import PoolingCalls
 from frontend.request_options import RequestOptions, adapter_of
 from frontend.sampling_params import BeamSearchParams, SamplingParams
@@ -192,7 +192,7 @@ class AsyncLLM(PoolingCalls):
             while not finished:
                 output = await request.next_output()
                 finished = output.finished
-                yield output
+                yield best_of(output, params) if isinstance(params, SamplingParams) else output
         finally:
             self.session.release(request)
 

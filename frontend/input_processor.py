@@ -177,9 +177,10 @@ class InputProcessor:
             )
         fields = wire_options(**options)
         given = self._read(prompt, params.truncate_prompt_tokens, name)
-        num_sequences = params.n if beam_search is None else beam_search.beam_width
+        num_sequences = params.num_sequences if beam_search is None else beam_search.beam_width
         with as_invalid_input():
-            count_name = "n" if beam_search is None else "beam_width"
+            count_name = "n" if num_sequences == params.n else "best_of"
+            count_name = count_name if beam_search is None else "beam_width"
             self._limits.check_sequences(num_sequences, beam_search, count_name)
             self._limits.check_prompt(given.token_ids, name)
             seed = self._seeds.getrandbits(64) if params.seed is None else params.seed

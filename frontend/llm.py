@@ -11,7 +11,7 @@ from frontend.async_llm import AsyncLLM
 from frontend.blocking_client import BlockingClient, progress_bar
 from frontend.errors import InvalidInput, RequestRejected
 from frontend.inputs.prompts import ChatMessage, PromptsInput, has_data, split_prompts
-from frontend.outputs import BeamSearchOutput, RequestOutput, beam_search_output
+from frontend.outputs import BeamSearchOutput, RequestOutput, beam_search_output, best_of
 from frontend.request_options import LoRARequest, RequestOptions, SharedOptions, adapter_of
 from frontend.request_state import RequestState
 from frontend.sampling_params import BeamSearchParams, RequestOutputKind, SamplingParams
@@ -231,7 +231,10 @@ class LLM(BlockingClient):
             ]
             outputs = await client.run_all(requests, _final_output)
             _warn_of_errors(outputs)
-            return outputs
+            return [
+                best_of(output, params) if isinstance(params, SamplingParams) else output
+                for output, params in zip(outputs, each_params, strict=True)
+            ]
 
         with progress_bar(len(prompts), use_tqdm) as done:
             return self._thread.run_and_wait(run(done))

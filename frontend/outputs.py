@@ -11,6 +11,7 @@ from protocol.outputs import EngineCoreOutput, RequestTimings
 from protocol.pooling import Pooled
 
 if TYPE_CHECKING:
+    from frontend.sampling_params import SamplingParams
     from frontend.text.tokenizer import Tokenizer
 
 FinishReasonName = Literal["stop", "length", "repetition", "abort", "error", "timeout", "refused"]
@@ -86,6 +87,20 @@ class RequestOutput(msgspec.Struct):
     prompt_logprobs: PromptLogprobs | None = None
     """If asked for, once the prompt is computed: one entry a token, None for the first. In a stream
     of deltas in one output only."""
+
+
+def best_of(output: RequestOutput, params: "SamplingParams") -> RequestOutput:
+    """The last output with the `n` of its `best_of` samples whose tokens have the largest sum of
+    log-probabilities, best first; samples that failed are the last."""
+
+    def worth(sample: CompletionOutput) -> tuple[bool, float]:
+        return sample.finish_reason != "error", sample.cumulative_logprob or 0.0
+
+    if params.num_sequences == params.n:
+        return output
+    best = sorted(output.outputs, key=worth, reverse=True)[: params.n]
+    numbered = [msgspec.structs.replace(each, index=place) for place, each in enumerate(best)]
+    return msgspec.structs.replace(output, outputs=numbered)
 
 
 @dataclass(slots=True)

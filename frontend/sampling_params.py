@@ -73,7 +73,8 @@ class SamplingParams:
     Meanings are vLLM's. `top_k` 0 or -1 keeps all tokens. `max_tokens` None means as many as the
     model's length allows. `seed` None (or -1) draws one. `truncate_prompt_tokens` k keeps the last
     k prompt tokens, -1 as many as the model takes. A temperature below 1e-5 is greedy, as is a
-    `top_p` of 0, which vLLM refuses.
+    `top_p` of 0, which vLLM refuses. With `best_of` above `n` so many samples are drawn, and
+    those `n` with the largest sum of log-probabilities given at the end; `logprobs` is 0 at least.
     Raises InvalidInput: a value outside its limits, values that contradict each other, or something
     that this engine does not support."""
 
@@ -132,6 +133,10 @@ class SamplingParams:
             if getattr(self, name) is True:  # vLLM's reading of OpenAI's flag
                 setattr(self, name, 1)
         self.check()
+        if self.num_sequences > self.n:
+            self.output_kind = RequestOutputKind.FINAL_ONLY
+            if self.logprobs is None and not self.logprob_token_ids:
+                self.logprobs = 0
 
     @classmethod
     def from_defaults(cls, defaults: Mapping[str, float]) -> Self:
@@ -143,6 +148,11 @@ class SamplingParams:
     def stop_strings(self) -> tuple[str, ...]:
         return (self.stop,) if isinstance(self.stop, str) else tuple(self.stop or ())
 
+    @property
+    def num_sequences(self) -> int:
+        """How many samples are drawn."""
+        return self.n if self.best_of is None else self.best_of
+
     def clone(self) -> Self:
         """A copy that shares nothing with this one."""
         return copy.deepcopy(self)
@@ -152,6 +162,8 @@ class SamplingParams:
         self._refuse_unsupported()
         with as_invalid_input():
             check_whole("n", self.n, minimum=1, maximum=MAX_N)
+            if self.best_of is not None:
+                check_whole("best_of", self.best_of, minimum=self.n, maximum=MAX_N)
             if self.truncate_prompt_tokens not in (None, -1):
                 check_whole("truncate_prompt_tokens", self.truncate_prompt_tokens, minimum=1)
         for field in dataclasses.fields(self):
@@ -191,10 +203,12 @@ class SamplingParams:
         if isinstance(max_tokens, int):
             max_tokens = min(max_tokens, _UNLIMITED)  # the model's length ends it before
         wire = self._engine_params(max_tokens=max_tokens, min_tokens=self.min_tokens)
-        if wire.is_greedy and self.n > 1:
+        if wire.is_greedy and self.num_sequences > 1:
+            name = "n" if self.n > 1 else "best_of"
             raise InvalidInput(
-                f"n is {self.n} with temperature {self.temperature} and top_p {self.top_p}: greedy "
-                "answers would all be the same; use n=1, or a temperature and top_p above 0"
+                f"{name} is {self.num_sequences} with temperature {self.temperature} and top_p "
+                f"{self.top_p}: greedy answers would all be the same; use {name}=1, or a "
+                "temperature and top_p above 0"
             )
 
     def to_wire(
@@ -253,7 +267,6 @@ class SamplingParams:
             ),
             "routed_experts_prompt_start": self.routed_experts_prompt_start != 0,
             "trace_decode_token_ids": self.trace_decode_token_ids is not None,
-            "best_of (use n)": self.best_of not in (None, self.n),
             "use_beam_search": bool(self.use_beam_search),
             "spaces_between_special_tokens=False with skip_special_tokens=False": (
                 not self.spaces_between_special_tokens and not self.skip_special_tokens

@@ -1,6 +1,7 @@
 """The synchronous face: batches over an address, order, refusals, interrupts, the progress bar."""
 
 import signal
+import struct
 import threading
 
 import pytest
@@ -9,6 +10,7 @@ from fake_model import EOS_ID, expected_text, ids_of
 
 from frontend import LLM, BeamSearchParams, EngineDied, InvalidInput, SamplingParams
 from frontend.errors import ClientClosed
+from protocol.outputs import Logprobs
 
 
 class Bar:
@@ -28,6 +30,16 @@ class Bar:
 def llm(engine):
     with LLM(address=engine.address) as llm:
         yield llm
+
+
+def made_up_logprobs(token_id, num_top):
+    return Logprobs(
+        num_positions=1,
+        width=1,
+        token_ids=struct.pack("<i", token_id),
+        logprobs=struct.pack("<f", -(token_id**0.5)),
+        ranks=[1],
+    )
 
 
 def params(**more):
@@ -50,6 +62,24 @@ def test_outputs_come_in_the_prompts_order_whatever_ends_first(llm):
         expected_text(text, n)
         for text, n in zip(("one", "two", "three", "four"), lengths, strict=True)
     ]
+
+
+def test_the_best_of_several_samples_are_those_with_the_largest_sums(llm, engine, monkeypatch):
+    """Of the same samples that n gives."""
+    monkeypatch.setattr("fake_engine.logprobs", made_up_logprobs)
+    fields = {"temperature": 1, "seed": 3, "max_tokens": 7}
+    asked = [
+        params(n=5, logprobs=0, **fields),
+        params(n=2, best_of=5, **fields),
+        params(n=5, best_of=5, logprobs=0, **fields),
+    ]
+    every, best, same = llm.generate(["one"] * 3, asked, use_tqdm=False)
+    ranked = sorted(every.outputs, key=lambda each: -each.cumulative_logprob)
+    assert len({each.cumulative_logprob for each in ranked}) == 5
+    assert [each.token_ids for each in best.outputs] == [each.token_ids for each in ranked[:2]]
+    assert [each.index for each in best.outputs] == [0, 1]
+    assert [each.token_ids for each in same.outputs] == [each.token_ids for each in every.outputs]
+    assert [each.num_sequences for each in engine.requests] == [5, 5, 5]
 
 
 @pytest.mark.parametrize("prompt", ["one", ids_of("one"), {"prompt": "one"}])
@@ -106,6 +136,7 @@ def test_a_refusal_ends_only_its_own_request_and_a_line_says_how_many(start_engi
     ("more", "message"),
     [
         ({"n": 65, "temperature": 1}, "n is 65, it must be from 1 to max_num_seqs 64.*larger"),
+        ({"best_of": 65, "temperature": 1}, "best_of is 65, it must be from 1 to max_num_seqs 64"),
         (
             {"stop_token_ids": [257]},
             "stop_token_ids holds token id 257, the vocabulary ends at 256",

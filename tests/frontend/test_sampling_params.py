@@ -52,6 +52,8 @@ def test_the_first_positions_are_vllms():
         ({"stop_token_ids": ["x"]}, "stop_token_ids is 'x'"),
         ({"truncate_prompt_tokens": 0}, "truncate_prompt_tokens is 0"),
         ({"output_kind": 1}, "output_kind is 1"),
+        ({"n": 3, "best_of": 2}, "best_of is 2, it must be .*3"),
+        ({"best_of": 3, "temperature": 0}, "best_of is 3 with temperature 0.*best_of=1"),
         ({"detokenize": 1}, "detokenize is 1"),
         ({"stop": ["a"] * 129}, r"stop has 129 texts of 129 characters, the limit is 128 of 4096"),
         ({"stop": "a" * 4097}, "stop has 1 texts of 4097 characters"),
@@ -72,7 +74,6 @@ def test_a_value_outside_its_limits_is_named(options, message):
 
 
 REFUSED = [
-    {"best_of": 2},
     {"use_beam_search": True},
     {"logits_processors": [print]},
     {"watermarking": True},
@@ -106,7 +107,7 @@ def test_every_parameter_reaches_the_engine_or_is_the_clients_or_is_refused():
     as_lists = {name: list(v) if isinstance(v, tuple) else v for name, v in arrived.items()}
     assert as_lists == sent
     of_the_client = {  # test_async_llm.py and test_sequence_state.py prove what they do
-        "n", "stop", "detokenize", "skip_special_tokens", "include_stop_str_in_output",
+        "n", "best_of", "stop", "detokenize", "skip_special_tokens", "include_stop_str_in_output",
         "truncate_prompt_tokens", "output_kind",
         # sent in the engine's terms: below
         "bad_words", "repetition_detection", "thinking_token_budget", "extra_args",

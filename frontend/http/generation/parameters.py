@@ -5,7 +5,7 @@ import dataclasses
 import msgspec
 
 from frontend.async_llm import AsyncLLM
-from frontend.http.api_errors import ApiError, not_supported
+from frontend.http.api_errors import ApiError
 from frontend.http.generation.requests import GenerationRequest
 from frontend.sampling_params import RepetitionDetectionParams, RequestOutputKind, SamplingParams
 from frontend.structured_outputs import StructuredOutputsParams
@@ -54,8 +54,9 @@ def sampling_params(
 
 
 def _refuse_unsupported(request: GenerationRequest) -> None:
-    if request.best_of not in (None, request.n or 1):
-        raise not_supported("best_of", request.best_of, "use n")
+    if request.stream and (request.best_of or 1) > (request.n or 1):
+        what = f"best_of is {request.best_of}, and a stream has n of n samples; set stream=false"
+        raise ApiError(400, what, param="best_of")
     if request.stream and request.prompt_logprobs:
         raise ApiError(
             400,

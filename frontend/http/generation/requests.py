@@ -112,7 +112,7 @@ class GenerationRequest(msgspec.Struct, forbid_unknown_fields=True, kw_only=True
     store: Literal[False] | None = None
     service_tier: Literal["auto", "default"] | None = None
     best_of: int | None = None
-    """Taken if it is `n`: nothing else is implemented."""
+    """Draw so many samples, and give the `n` likeliest."""
     prompt_logprobs: Annotated[int, Meta(ge=-1)] | None = None
     logprob_token_ids: list[int] | None = None
     bad_words: list[str] | None = None

@@ -77,7 +77,6 @@ def test_what_asks_for_something_else_is_refused_by_name(http_of_refusals):
     for name, value in {
         "use_beam_search": True,
         "length_penalty": 2.0,
-        "best_of": 3,
         "spaces_between_special_tokens": False,
         "verbosity": "high",
         "service_tier": "flex",

@@ -226,10 +226,18 @@ def test_what_cannot_be_served_is_refused_by_name(http_of_refusals, fields, para
 
 
 @pytest.mark.parametrize(
-    ("fields", "param"), [({"suffix": "x"}, "suffix"), ({"best_of": 3}, "best_of")]
+    ("fields", "param"),
+    [({"suffix": "x"}, "suffix"), ({"best_of": 3, "temperature": 1, "stream": True}, "best_of")],
 )
 def test_what_completions_do_not_support_is_refused_by_name(http_of_refusals, fields, param):
     assert error_of(complete(http_of_refusals, **fields), 400)["param"] == param
+
+
+def test_best_of_draws_more_samples_than_it_gives(http):
+    answer = complete(http, ["A", "B"], n=2, best_of=4, temperature=1).json()
+    assert [each["index"] for each in answer["choices"]] == [0, 1, 2, 3]
+    assert all(each["logprobs"] is None for each in answer["choices"])
+    assert answer["usage"]["completion_tokens"] == 4 * 5
 
 
 def test_models_are_listed_by_the_names_that_they_are_served_under(serve):
