@@ -1,15 +1,13 @@
 """What a name means that is no path: a model of a wheel, one of the hub, or a file at an address.
-Names that everybody knows (`qwen3:8b`) are data: known_names.toml."""
+Names that everybody knows (`qwen3:8b`) are data: protocol/known_names.toml."""
 
 import difflib
-import functools
-import tomllib
-from pathlib import Path
 
 from engine_core.model_files.download import KNOWN_MODELS, KnownModel, find_known_model
 from engine_core.model_files.errors import ModelNotFound
 from engine_core.model_files.file_url import FileUrl, parse_file_url
 from engine_core.model_files.hub import HubName, parse_hub_name
+from protocol.known_names import known_names
 
 
 def resolve_name(name: str) -> KnownModel | HubName | FileUrl | None:
@@ -28,12 +26,6 @@ def resolve_name(name: str) -> KnownModel | HubName | FileUrl | None:
             )
         return resolve_name(meant)
     return parse_hub_name(stem) or parse_file_url(stem)
-
-
-@functools.cache
-def known_names() -> dict[str, dict[str, str]]:
-    """By name and tag what is meant; "default" comes first and has the tag of the name alone."""
-    return tomllib.loads(Path(__file__).with_name("known_names.toml").read_text())
 
 
 def describe_known_names(name: str) -> str:

@@ -18,6 +18,7 @@ from frontend.http.exchange import current_exchange
 from frontend.http.request_histograms import RequestHistograms
 from frontend.multimodal.media import MediaSources
 from frontend.presets.llm import PresetLLM, names_of
+from protocol.known_names import meant_by
 from protocol.presets import (
     ADAPTER_PREFIX,
     Preset,
@@ -75,7 +76,7 @@ class ServedModel:
     def is_of(self, model: str) -> bool:
         """Whether presets of `model` are presets of this one."""
         known = () if self._client is None else (self._client.model.name,)
-        return model in (*self.names, *self.asked, *known)
+        return meant_by(model) in map(meant_by, (*self.names, *self.asked, *known))
 
     async def source(self) -> str:
         """The model that a preset of this one is of. EngineClientError: no engine answers."""

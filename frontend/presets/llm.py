@@ -13,6 +13,7 @@ from frontend.inputs.prompts import ChatMessage, TokensPrompt
 from frontend.outputs import RequestOutput
 from frontend.request_options import LoRARequest, adapter_of
 from frontend.sampling_params import SamplingParams
+from protocol.known_names import meant_by
 from protocol.presets import Parameters, Preset, all_presets
 
 _NAMES = {"repeat_penalty": "repetition_penalty", "num_predict": "max_tokens"}
@@ -92,13 +93,16 @@ def _sampling(parameters: Parameters) -> dict[str, Any]:
 
 
 def names_of(model: str) -> list[str]:
-    """What presets may call a model that was asked for so: a path is in full first."""
+    """What presets may call a model that was asked for so: a path is in full first. Of known names
+    also what they mean."""
     path = Path(model).expanduser()
-    return [str(path.resolve()), str(path.absolute()), model] if path.exists() else [model]
+    if path.exists():
+        return [str(path.resolve()), str(path.absolute()), model]
+    return [model, meant_by(model)]
 
 
 def adapter_options(model: str) -> list[str]:
     """Options for the daemon of a model: the adapters of its presets, whose files are there."""
-    own = [each for each in all_presets().values() if each.from_ in names_of(model)]
+    own = [each for each in all_presets().values() if meant_by(each.from_) in names_of(model)]
     found = {each.adapter_name: each.adapter for each in own if each.adapter}
     return [f"--adapter={n}={path}" for n, path in found.items() if Path(path).exists()]

@@ -9,8 +9,9 @@ from engine_core.model_files.download import KNOWN_MODELS, find_known_model
 from engine_core.model_files.errors import DownloadFailed, ModelNotFound
 from engine_core.model_files.file_url import FileUrl, fetch_url, fetched_urls, parse_file_url
 from engine_core.model_files.hub import HubName
-from engine_core.model_files.names import describe_known_names, known_names, resolve_name
+from engine_core.model_files.names import describe_known_names, resolve_name
 from engine_core.model_files.open import locate_model
+from protocol.known_names import known_names
 
 FILE = "m-Q8_0.gguf"
 PARTS = [f"parts/m-0000{number}-of-00002.gguf" for number in (1, 2)]
