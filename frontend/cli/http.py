@@ -24,6 +24,7 @@ from frontend.http.served_models import ServedModel, ServedModels
 from frontend.http.server import Backend
 from frontend.http.settings import ServerSettings
 from frontend.http.tools.stream import format_of_template, list_of_formats
+from frontend.presets.files import sent_models
 from frontend.presets.llm import adapter_options, names_of
 from frontend.reasoning_formats import REASONING_FORMATS, reasoning_name_of_template
 from protocol.addresses import check_address
@@ -83,6 +84,9 @@ def http(
     of_presets = {model_of(each) for each in on_demand if each not in own}
     for each in (*own, *sorted(of_presets - {*own})):
         OnDemandModel(each, pool)
+    if pool.models:
+        for each in {*sent_models()} - {*own, *of_presets}:
+            OnDemandModel(each, pool)
     if engine_options and not pool.models:
         raise UsageError(
             f"unknown option {engine_options[0]!r}; options of daemons need a --model NAME "

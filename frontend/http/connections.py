@@ -15,6 +15,7 @@ from uvicorn.protocols.http.httptools_impl import (
 )
 
 from frontend.http.api_errors import ApiError
+from frontend.http.door import UPLOADS
 from frontend.http.exchange import Exchange
 
 _MAX_HEAD_BYTES = 64 * 1024
@@ -86,6 +87,10 @@ class LimitedConnection(HttpToolsProtocol):
 
     def on_body(self, body: bytes) -> None:
         self._head_bytes = 0
+        is_read = self._reading is not None and not self.cycle.response_complete
+        if is_read and self.scope["path"].startswith(UPLOADS):  # as long as it comes
+            self._end_timers("_reading")
+            self._expect_request()
         super().on_body(body)
 
     def on_headers_complete(self) -> None:

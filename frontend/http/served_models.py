@@ -303,6 +303,11 @@ class ServedModels:
     def known_names(self) -> list[str]:
         return [name for each in self.with_presets() for name in (*each.names, *each.adapters)]
 
+    async def remove(self, models: Sequence[ServedModel]) -> None:
+        """Serve these no more."""
+        self._models = [each for each in self._models if each not in models]
+        await asyncio.gather(*(each.close() for each in models))
+
     async def close(self) -> None:
         await asyncio.gather(*(model.close() for model in self._models))
 

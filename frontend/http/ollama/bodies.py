@@ -32,6 +32,11 @@ class Options(Parameters, forbid_unknown_fields=True, kw_only=True):
     use_mmap: bool | None = None
     use_mlock: bool | None = None
     low_vram: bool | None = None
+    f16_kv: bool | None = None
+    logits_all: bool | None = None
+    vocab_only: bool | None = None
+    embedding_only: bool | None = None
+    penalize_newline: Literal[True] | None = None
     numa: bool | None = None
     tfs_z: Annotated[float, Meta(ge=1, le=1)] | None = None
     typical_p: Annotated[float, Meta(ge=1, le=1)] | None = None
@@ -45,11 +50,12 @@ class GenerationRequest(msgspec.Struct, forbid_unknown_fields=True, kw_only=True
     options: Options | None = None
     keep_alive: int | float | str | None = None
     format: str | dict[str, Any] | None = None
-    think: bool | Literal["low", "medium", "high"] | None = None
+    think: bool | Literal["low", "medium", "high", "max"] | None = None
+    """Default: a model that can think does."""
     truncate: bool | None = None
     """Default: a prompt that is longer than the context is shortened."""
-    shift: Literal[False] | None = None
-    """An answer ends where the context is full."""
+    shift: bool | None = None
+    """True: where the context is full its oldest half is left out, and the answer goes on."""
     logprobs: bool | None = None
     top_logprobs: Annotated[int, Meta(ge=0)] | None = None
     vllm_xargs: dict[str, Any] | None = None
@@ -67,7 +73,8 @@ class GenerateRequest(GenerationRequest, forbid_unknown_fields=True, kw_only=Tru
     raw: bool | None = None
     """The prompt goes to the model as it is."""
     suffix: Nothing = None
-    template: Nothing = None
+    template: str | None = None
+    """Jinja2, in place of the model's."""
     images: list[str] | None = None
     """base64."""
 
@@ -110,7 +117,7 @@ class ModelRequest(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     model: str | None = None
     name: str | None = None
     verbose: bool | None = None
-    """Taken and of no effect: there is nothing more to show."""
+    """Whether the vocabulary is shown, too."""
     stream: bool | None = True
     insecure: Literal[False] | None = None
     system: Nothing = None
@@ -136,9 +143,11 @@ class CreateRequest(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     messages: list[PresetMessage] | None = None
     stream: bool | None = True
     files: dict[str, str] | None = None
-    """Refused, as what follows, unless empty."""
+    """Names and digests of blobs: a .gguf file, or a folder of safetensors files."""
     adapters: dict[str, str] | None = None
+    """The same of an adapter: a .gguf file, or a folder of PEFT's."""
     quantize: str | None = None
+    """Refused."""
 
 
 class CopyRequest(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
@@ -165,6 +174,11 @@ class OllamaAnswer(msgspec.Struct, frozen=True, kw_only=True):
     eval_count: int | UnsetType = UNSET
     eval_duration: int | UnsetType = UNSET
     logprobs: list[TokenLogprob] | UnsetType = UNSET
+    truncated_messages: int | UnsetType = UNSET
+    """Messages that the model has not seen, as is `truncated_tokens`: the context was full."""
+    truncated_tokens: int | UnsetType = UNSET
+    num_ctx: int | UnsetType = UNSET
+    """The context, where `options.num_ctx` asked for a longer one."""
 
 
 class ChatAnswerMessage(msgspec.Struct, frozen=True, kw_only=True):

@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import logging
 import time
 from collections.abc import AsyncGenerator, Sequence
 from dataclasses import dataclass
@@ -13,13 +14,8 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from frontend.async_llm import AsyncLLM
-from frontend.http.answer_parts import (
-    AnswerFormat,
-    AnswerParser,
-    Reasoning,
-    answer_format,
-    thinking_variables,
-)
+from frontend.errors import PromptTooLong
+from frontend.http.answer_parts import AnswerFormat, AnswerParser, Reasoning, answer_format
 from frontend.http.api_errors import ApiError, not_supported
 from frontend.http.event_stream import (
     LineStream,
@@ -38,12 +34,12 @@ from frontend.http.generation.answers import (
     token_logprobs,
 )
 from frontend.http.generation.chat import offered_tools
-from frontend.http.generation.conversation import check_role, template_tools
 from frontend.http.generation.parameters import sampling_params
 from frontend.http.generation.requests import GenerationRequest
 from frontend.http.ollama import bodies
-from frontend.http.ollama.context import Context
+from frontend.http.ollama.context import Context, joined
 from frontend.http.ollama.models import find_model, served_model
+from frontend.http.ollama.prompts import prompt_of
 from frontend.http.on_demand.options import keep_alive_seconds
 from frontend.http.operations import operation
 from frontend.http.tools.calls import ToolCall
@@ -52,11 +48,14 @@ from frontend.outputs import RequestOutput
 from frontend.presets.llm import PresetLLM
 from frontend.sampling_params import FIRST_ANSWER_SAMPLING, SamplingParams
 from frontend.structured_outputs import StructuredOutputsParams
-from frontend.text.long_texts import read_texts
+from protocol.presets import Preset
+
+logger = logging.getLogger(__name__)
 
 _SAME_NAMES = set(bodies.Options.__struct_fields__) & set(GenerationRequest.__struct_fields__)
-_ROLES = ("system", "user", "assistant", "tool")
 _PLAIN = AnswerFormat()
+_TOO_LONG = "the input length exceeds the context length"
+"""Ollama's words."""
 
 
 @operation(
@@ -89,27 +88,24 @@ async def _answer(request: Request, asked: bodies.ChatRequest | bodies.GenerateR
         (await find_model(request, asked.model)).keep_alive(0, by_admin=by_admin)
         return _without_text(asked, "unload")
     model, llm = await served_model(request, asked.model)
-    if isinstance(llm, PresetLLM):
-        asked.options = asked.options or bodies.Options()
-        for name, value in llm.preset.parameters.given().items():
-            if getattr(asked.options, name) is None:
-                setattr(asked.options, name, value)
     if keep_alive_s is not None:
         model.keep_alive(keep_alive_s, by_admin=by_admin)
     if is_empty:
         return _without_text(asked, "load")
-    run = _Run(asked, llm, exchange_of(request), started_s, loaded_s=time.monotonic())
-    constrained = _constrained(asked)
-    if isinstance(asked, bodies.GenerateRequest) and asked.raw:
-        run.parts = AnswerFormat(structured_outputs=constrained)
-    else:
-        tools = offered_tools(asked.tools) if isinstance(asked, bodies.ChatRequest) else []
-        run.parts = answer_format(request, llm, None, tools=tools, constrained=constrained)
-    if asked.think and run.parts.reasoning is None:
-        raise ApiError(400, f"{asked.model!r} does not support thinking; use think=false")
-    prompt = await _prompt(llm, asked)
-    params = _sampling_params(run, len(prompt["prompt_token_ids"]))
-    outputs = llm.generate(prompt, params, **run.exchange.generates_as())
+    options = asked.options or bodies.Options()
+    if isinstance(llm, PresetLLM):
+        for name, value in llm.preset.parameters.given().items():
+            if getattr(options, name) is None:
+                setattr(options, name, value)
+    context = Context(llm, options, truncates=asked.truncate is not False)
+    run = _Run(asked, llm, context, exchange_of(request), started_s, loaded_s=time.monotonic())
+    run.parts = _format(request, asked, llm)
+    try:
+        prompt = await prompt_of(llm, asked, context)
+    except PromptTooLong as error:
+        raise ApiError(400, f"{_TOO_LONG}: {error}", code="context_length_exceeded") from None
+    params = _sampling_params(run, options, len(prompt["prompt_token_ids"]))
+    outputs = _outputs(run, prompt, params)
     if asked.stream is not False:
         return await streamed(request, outputs, lambda each: _lines(each, run), form=LineStream)
     output = await whole(request, outputs)
@@ -122,19 +118,67 @@ def _check(asked: bodies.ChatRequest | bodies.GenerateRequest) -> None:
         raise not_supported("format", asked.format, 'use "json" or a JSON schema')
     if asked.top_logprobs and not asked.logprobs:
         raise ApiError(400, "top_logprobs needs logprobs=true")
-    if isinstance(asked, bodies.GenerateRequest) and asked.raw and (asked.system or asked.context):
-        raise ApiError(400, "raw goes without system and context; put them into the prompt")
+    if isinstance(asked, bodies.GenerateRequest):
+        if asked.raw and (asked.template or asked.system or asked.context):
+            what = "raw mode does not support template, system, or context"
+            raise ApiError(400, f"{what}; put them into the prompt")
+        try:
+            Preset(from_=asked.model, template=asked.template)
+        except ValueError as error:
+            raise ApiError(400, str(error), param="template") from None
 
 
-def _constrained(asked: bodies.GenerationRequest) -> StructuredOutputsParams | None:
-    if not asked.format:
-        return None
-    is_schema = isinstance(asked.format, dict)
-    return StructuredOutputsParams(
-        json=asked.format if is_schema else None,
-        json_object=None if is_schema else True,
-        field="format",
-    )
+def _format(
+    request: Request, asked: bodies.ChatRequest | bodies.GenerateRequest, llm: AsyncLLM
+) -> AnswerFormat:
+    """How the answer is parsed. Raises ApiError: the model takes no tools, or cannot think."""
+    constrained = None
+    if asked.format:
+        is_schema = isinstance(asked.format, dict)
+        constrained = StructuredOutputsParams(
+            json=asked.format if is_schema else None,
+            json_object=None if is_schema else True,
+            field="format",
+        )
+    if isinstance(asked, bodies.ChatRequest):
+        tools = offered_tools(asked.tools)
+        template = llm.get_tokenizer().used_template(None, has_tools=bool(tools)) or ""
+        if tools and "tools" not in template:
+            what = "its chat template has no place for tools; omit them"
+            raise ApiError(400, f'"{asked.model}" does not support tools: {what}', param="tools")
+        parts = answer_format(request, llm, None, tools=tools, constrained=constrained)
+    elif asked.raw:
+        parts = AnswerFormat(structured_outputs=constrained)
+    else:
+        parts = answer_format(request, llm, asked.template or None, constrained=constrained)
+    if asked.think and parts.reasoning is None:
+        raise ApiError(400, f'"{asked.model}" does not support thinking; use think=false')
+    if asked.think is None and parts.reasoning is not None:
+        asked.think = True  # as in Ollama, whatever the template does by itself
+    return parts
+
+
+def _outputs(
+    run: "_Run", prompt: TokensPrompt, params: SamplingParams
+) -> AsyncGenerator[RequestOutput, None]:
+    """With `shift` those of an answer that goes on where the context is full: not of one that has
+    a form or log-probabilities, or whose prompt has images."""
+    options = run.exchange.generates_as()
+    context, asked = run.context, run.asked
+    if context.num_dropped_messages or context.num_dropped_tokens:
+        logger.warning(
+            "request %s: the prompt is longer than the context of %d tokens; %d messages and %d "
+            "tokens are left out",
+            *(run.exchange.request_id, context.num_tokens),
+            *(context.num_dropped_messages, context.num_dropped_tokens),
+        )
+    is_fixed = params.structured_outputs is not None or asked.logprobs or "multimodal" in prompt
+    if not asked.shift or is_fixed:
+        if params.max_tokens is None or run.room < params.max_tokens:
+            params = dataclasses.replace(params, max_tokens=run.room)
+        return run.llm.generate(prompt, params, **options)
+    outputs = context.shifting(prompt, params, **options)
+    return outputs if asked.stream is not False else joined(outputs)
 
 
 def _without_text(asked: bodies.ChatRequest | bodies.GenerateRequest, reason: str) -> Response:
@@ -142,91 +186,20 @@ def _without_text(asked: bodies.ChatRequest | bodies.GenerateRequest, reason: st
     return json_response(answer) if asked.stream is False else LineStream(_one(line(answer)))
 
 
-async def _prompt(
-    llm: AsyncLLM, asked: bodies.ChatRequest | bodies.GenerateRequest
-) -> TokensPrompt:
-    tokenizer = llm.get_tokenizer()
-    template = tokenizer.chat_template
-    tools = template_tools(asked.tools) if isinstance(asked, bodies.ChatRequest) else None
-    variables: dict[str, Any] = {}
-    if asked.think is not None:
-        variables = thinking_variables(llm, thinks=bool(asked.think), has_tools=bool(tools))
-    if isinstance(asked.think, str):
-        variables["reasoning_effort"] = asked.think
-    fitting = Context(llm, asked.options or bodies.Options(), truncates=asked.truncate is not False)
-    if isinstance(asked, bodies.ChatRequest):
-        for index, each in enumerate(asked.messages or ()):
-            check_role(each.role, f"messages[{index}].role", template or "", _ROLES)
-        messages = [_template_message(each) for each in asked.messages or ()]
-        make = functools.partial(llm.chat_prompt, is_cut=True, tools=tools, **variables)
-        return await fitting.chat_prompt(make, messages)
-    assert asked.prompt is not None
-    context = asked.context or []
-    if asked.images and (context or asked.raw):
-        raise ApiError(400, "images go without raw and context; use /api/chat")
-    if isinstance(llm, PresetLLM) and asked.system is None and not context:
-        asked.system = llm.preset.system
-    if asked.raw or (template is None and not asked.system):
-        encode = functools.partial(
-            llm.input_processor.encode,
-            asked.prompt,
-            add_special_tokens=not context,
-            is_cut=True,
-        )
-        token_ids = await read_texts(encode, len(asked.prompt))
-        return fitting.cut({"prompt_token_ids": context + token_ids})
-    messages = [{"role": "user", "content": _content(asked.prompt, asked.images)}]
-    if asked.system:
-        messages.insert(0, {"role": "system", "content": asked.system})
-    if context:  # it begins with the messages of a preset
-        prompt = await AsyncLLM.chat_prompt(llm, messages, is_cut=True, **variables)
-    else:
-        prompt = await llm.chat_prompt(messages, is_cut=True, **variables)
-    return fitting.cut({**prompt, "prompt_token_ids": context + prompt["prompt_token_ids"]})
-
-
-def _content(text: str, images: Sequence[str] | None) -> str | list[dict[str, Any]]:
-    """Images stand before the text."""
-    if not images:
-        return text
-    urls = [{"url": f"data:image;base64,{image}"} for image in images]
-    parts = [{"type": "image_url", "image_url": url} for url in urls]
-    return [*parts, {"type": "text", "text": text}]
-
-
-def _template_message(message: bodies.ConversationMessage) -> dict[str, Any]:
-    """The message with the names that templates know."""
-    calls = [
-        {"id": call.id, "type": "function", "function": msgspec.to_builtins(call.function)}
-        for call in message.tool_calls or ()
-    ]
-    optional = {
-        "reasoning_content": message.thinking,
-        "tool_calls": calls,
-        "name": message.tool_name,
-        "tool_call_id": message.tool_call_id,
-    }
-    given = {name: value for name, value in optional.items() if value}
-    return {
-        "role": message.role,
-        "content": _content(message.content or "", message.images),
-        **given,
-    }
-
-
-def _sampling_params(run: "_Run", num_prompt_tokens: int) -> SamplingParams:
+def _sampling_params(
+    run: "_Run", options: bodies.Options, num_prompt_tokens: int
+) -> SamplingParams:
     llm, asked = run.llm, run.asked
-    options = asked.options or bodies.Options()
-    max_tokens = int(options.num_predict or 0) if (options.num_predict or 0) > 0 else None
-    if options.num_ctx is not None:
-        room = int(options.num_ctx) - num_prompt_tokens
-        if room < 1:
-            raise ApiError(
-                400,
-                f"the prompt has {num_prompt_tokens} tokens and options.num_ctx is "
-                f"{options.num_ctx}; shorten it, or raise num_ctx",
-            )
-        max_tokens = min(max_tokens or room, room)
+    most = run.context.num_tokens
+    run.room = most - num_prompt_tokens
+    if run.room < 1:
+        given = "" if options.num_ctx is None else f" (options.num_ctx is {options.num_ctx})"
+        raise ApiError(
+            400,
+            f"{_TOO_LONG}: the prompt has {num_prompt_tokens} tokens, the limit is {most - 1}"
+            f"{given}; shorten it, or raise num_ctx",
+            code="context_length_exceeded",
+        )
     like_ours = GenerationRequest(
         stream=asked.stream is not False,
         repetition_penalty=options.repeat_penalty,
@@ -240,7 +213,7 @@ def _sampling_params(run: "_Run", num_prompt_tokens: int) -> SamplingParams:
     return sampling_params(
         llm,
         like_ours,
-        max_tokens=max_tokens,
+        max_tokens=int(options.num_predict or 0) if (options.num_predict or 0) > 0 else None,
         logprobs=(asked.top_logprobs or 0) if asked.logprobs else None,
         constrained=run.parts.structured_outputs,
     )
@@ -252,11 +225,14 @@ class _Run:
 
     asked: bodies.ChatRequest | bodies.GenerateRequest
     llm: AsyncLLM
+    context: Context
     exchange: Exchange
     started_s: float
     loaded_s: float
     parts: AnswerFormat = _PLAIN
     parser: AnswerParser | None = None
+    room: int = 0
+    """Tokens that the context has beside the prompt."""
     token_ids: list[int] = dataclasses.field(default_factory=list)
 
     def answer(self, **fields: Any) -> bodies.OllamaAnswer:
@@ -308,6 +284,7 @@ class _Run:
             load_duration=_ns(self.loaded_s - self.started_s),
             prompt_eval_count=len(output.prompt_token_ids),
             eval_count=len(self.token_ids),
+            **self.context.dropped(),
             **fields,
         )
 

@@ -24,6 +24,7 @@ from frontend.http.operations import operation
 from frontend.http.served_models import ServedModel, ServedModels, ServedPreset, served_models
 from frontend.http.settings import ServerSettings
 from frontend.http.tools.stream import format_of_template
+from protocol.known_names import meant_by
 from protocol.modelfile import modelfile, parameter_lines
 from protocol.presets import model_of
 
@@ -49,11 +50,37 @@ async def served_model(request: Request, name: str) -> tuple[ServedModel, AsyncL
 
 
 async def find_model(request: Request, name: str) -> ServedModel:
-    """The model that `served_model` finds, without starting its engine."""
+    """The model that `served_model` finds, without starting its engine. Raises ApiError: there is
+    none, in Ollama's words."""
     models = served_models(request)
     stem = name.removesuffix(_LATEST)
     given = next((each for each in (name, stem, stem + _LATEST) if each in models.names()), stem)
-    return await models.find(given)
+    try:
+        return await models.find(given)
+    except ApiError as error:
+        if error.code != "model_not_found":
+            raise
+        same = [each for each in models.names() if meant_by(each) == meant_by(name)]
+        if same:
+            return await models.find(same[0])
+        known = error.message.partition("; ")[2]
+        error.message = f"model {name!r:.200} not found; {known}"
+        raise
+
+
+async def model_to_fetch(request: Request, name: str) -> ServedModel:
+    """The model that `find_model` finds; where the server starts models, any known name or hub id.
+    Raises ApiError: neither, or only an admin may."""
+    models = served_models(request)
+    try:
+        return await find_model(request, name)
+    except ApiError as error:
+        is_fetched = models.new is not None and _NAME.fullmatch(name) and not Path(name).exists()
+        if error.status != 404 or models.new is None or not is_fetched:
+            raise
+        if not exchange_of(request).is_admin:
+            raise ApiError(403, f"{name} is not served; only an admin's key adds it") from None
+        return models.new(model_of(name.removesuffix(_LATEST)))
 
 
 @operation("GET", "/api/tags", gives=bodies.ModelEntries)
@@ -133,18 +160,9 @@ async def show(request: Request, asked: bodies.ModelRequest) -> Response:
 async def pull(request: Request, asked: bodies.ModelRequest) -> Response:
     """Fetch a model, if its files are not here. Where the server starts models on demand that may
     be any known name or hub id, which is served from then on."""
-    models, name = served_models(request), asked.model or asked.name or ""
-    try:
-        model = await find_model(request, name)
-        model = model.model if isinstance(model, ServedPreset) else model
-    except ApiError as error:
-        is_fetched = models.new is not None and _NAME.fullmatch(name) and not Path(name).exists()
-        if error.status != 404 or models.new is None or not is_fetched:
-            raise
-        if not exchange_of(request).is_admin:
-            raise ApiError(403, f"{name} is not served; only an admin's key adds it") from None
-        model = models.new(model_of(name.removesuffix(_LATEST)))
-    lines = _pulled(models, model)
+    model = await model_to_fetch(request, asked.model or asked.name or "")
+    model = model.model if isinstance(model, ServedPreset) else model
+    lines = _pulled(served_models(request), model)
     if asked.stream is not False:
         return LineStream(ending_with_errors(request, lines))
     async for _ in lines:
@@ -153,13 +171,20 @@ async def pull(request: Request, asked: bodies.ModelRequest) -> Response:
 
 
 async def _pulled(models: ServedModels, model: ServedModel) -> AsyncGenerator[bytes, None]:
+    async with contextlib.aclosing(fetched(models, model)) as statuses:
+        async for status in statuses:
+            yield line(status)
+    yield line(bodies.Status(status="success"))
+
+
+async def fetched(models: ServedModels, model: ServedModel) -> AsyncGenerator[bodies.Status, None]:
+    """What is to be said while the files of a model are fetched, which is served from then on."""
     try:
-        yield line(bodies.Status(status="pulling manifest"))
+        yield bodies.Status(status="pulling manifest")
         async with contextlib.aclosing(model.pull()) as statuses:
             async for status in statuses:
-                yield line(msgspec.convert(status, bodies.Status))
+                yield msgspec.convert(status, bodies.Status)
         models.add(model)
-        yield line(bodies.Status(status="success"))
     finally:
         if model not in [*models]:
             await model.close()

@@ -1,41 +1,55 @@
-"""Presets by Ollama's routes: /api/create, /api/copy, /api/delete."""
+"""Presets by Ollama's routes: /api/create, copy and delete; files for them: /api/blobs."""
 
 import asyncio
+import contextlib
 import functools
-from collections.abc import Callable
-from typing import Any
+from collections.abc import AsyncGenerator, Callable, Iterator
+from typing import Any, TypeVar
 
 import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
 from frontend.http.api_errors import ApiError, not_supported, unknown_model
-from frontend.http.event_stream import json_response
+from frontend.http.event_stream import LineStream, ending_with_errors, json_response, line
 from frontend.http.exchange import exchange_of
 from frontend.http.ollama import bodies
-from frontend.http.ollama.models import find_model
+from frontend.http.ollama.models import fetched, find_model, model_to_fetch
 from frontend.http.operations import operation
-from frontend.http.served_models import ServedPreset, served_models
+from frontend.http.served_models import ServedModel, ServedModels, ServedPreset, served_models
+from frontend.presets import files
 from frontend.shared_threads import REQUEST_TEMPLATES
 from frontend.text.chat_template import render_chat
-from protocol.presets import Parameters, Preset, PresetError, remove_preset, write_preset
+from protocol.presets import (
+    Parameters,
+    Preset,
+    PresetError,
+    find_preset,
+    preset_file,
+    remove_preset,
+    write_preset,
+)
 
-_INSTEAD = "serve the model by its path, and create from its name"
+T = TypeVar("T")
 
 
-@operation("POST", "/api/create", takes=bodies.CreateRequest, gives=bodies.Status)
+@operation(
+    "POST", "/api/create", takes=bodies.CreateRequest, gives=bodies.Status, line=bodies.Status
+)
 async def create(request: Request, asked: bodies.CreateRequest) -> Response:
-    """Give a served model another name with a system text, parameters, a template, messages."""
-    _check(request, asked.model or asked.name or "")
-    for name in ("files", "adapters", "quantize"):
-        if value := getattr(asked, name):
-            raise not_supported(name, value, _INSTEAD)
-    if not asked.from_:
-        raise ApiError(400, "from is missing; name a model of this server", param="from")
-    texts = asked.license
+    """Make a model of another one or of files that were sent, with a system text, parameters, a
+    template, messages, an adapter."""
+    name = asked.model or asked.name or ""
+    _check(request, name)
+    await _on_disk(preset_file, name)
+    if asked.quantize:
+        raise not_supported("quantize", asked.quantize, "send files that are quantised")
+    if not asked.from_ and not asked.files:
+        raise ApiError(400, "from is missing; name a model, or send files", param="from")
+    texts, models = asked.license, served_models(request)
     try:
         preset = Preset(
-            from_=asked.from_,
+            from_=asked.from_ or name,
             system=asked.system,
             template=asked.template or None,
             messages=asked.messages or [],
@@ -47,32 +61,90 @@ async def create(request: Request, asked: bodies.CreateRequest) -> Response:
     if preset.template is not None:
         trial = [{"role": "user", "content": "Hello"}]
         await REQUEST_TEMPLATES.run(functools.partial(render_chat, preset.template, trial))
-    await _keep(request, asked.model or asked.name or "", preset)
-    return json_response(bodies.Status(status="success"))  # it is the only line of a stream, too
+    if asked.adapters:
+        adapter = await _on_disk(files.adapter_of_files, asked.adapters, param="adapters")
+        preset = msgspec.structs.replace(preset, adapter=adapter)
+    if not asked.files:
+        model = await model_to_fetch(request, preset.from_)
+    elif models.new is None:
+        what = "start one that does: engine-client http --model NAME"
+        raise ApiError(400, f"files need a server that starts models; {what}", param="files")
+    else:
+        path = await _on_disk(files.model_of_files, asked.files, param="files")
+        model = next((each for each in models if each.is_of(path)), None) or models.new(path)
+    preset = await _of_model(preset, model)
+    lines = _created(served_models(request), name, preset, model)
+    if asked.stream is not False:
+        return LineStream(ending_with_errors(request, lines))
+    async for _ in lines:
+        pass
+    return json_response(bodies.Status(status="success"))
+
+
+async def _created(
+    models: ServedModels, name: str, preset: Preset, model: ServedModel
+) -> AsyncGenerator[bytes, None]:
+    if model not in [*models] and not isinstance(model, ServedPreset):
+        async for status in fetched(models, model):
+            yield line(status)
+    yield line(bodies.Status(status="writing manifest"))
+    await _on_disk(write_preset, name, preset)
+    yield line(bodies.Status(status="success"))
 
 
 @operation("POST", "/api/copy", takes=bodies.CopyRequest)
 async def copy(request: Request, asked: bodies.CopyRequest) -> Response:
     """Give a model another name."""
     _check(request, asked.destination)
-    await _keep(request, asked.destination, Preset(from_=asked.source))
+    model = await find_model(request, asked.source)
+    preset = await _of_model(Preset(from_=asked.source), model)
+    await _on_disk(write_preset, asked.destination, preset)
     return Response()
 
 
 @operation("DELETE", "/api/delete", takes=bodies.ModelRequest)
 async def delete(request: Request, asked: bodies.ModelRequest) -> Response:
-    """Delete a name that was created or copied; the model's files stay."""
-    name = asked.model or asked.name or ""
+    """Delete a name that was created or copied, and files that were sent for it alone; those of
+    other models stay."""
+    name, models = asked.model or asked.name or "", served_models(request)
     _check(request, name)
-    if not _on_disk(remove_preset, name):
-        raise unknown_model(name, served_models(request).known_names())
+    try:
+        preset = find_preset(name)
+    except PresetError:
+        preset = None  # it goes all the same
+    if not await _on_disk(remove_preset, name):
+        raise unknown_model(name, models.known_names())
+    if preset is not None:
+        await _on_disk(files.remove_unused, preset.adapter)
+        if await _on_disk(files.remove_unused, preset.from_):
+            await models.remove([each for each in models if each.is_of(preset.from_)])
     return Response()
 
 
+@operation("HEAD", "/api/blobs/{digest}")
+async def has_blob(request: Request) -> Response:
+    """Whether a file is here."""
+    _check(request, "")
+    there = (await _on_disk(files.blob_file, request.path_params["digest"])).exists()
+    return Response(status_code=200 if there else 404)
+
+
 @operation("POST", "/api/blobs/{digest}")
-async def blobs(_request: Request) -> Response:
-    """Refuse a file."""
-    raise ApiError(400, f"files cannot be sent to this server; {_INSTEAD}")
+async def send_blob(request: Request) -> Response:
+    """Send a file, by its SHA-256, for /api/create."""
+    _check(request, "")
+    digest = request.path_params["digest"]
+    length = int(request.headers.get("content-length") or 0)
+    with _told("digest"):
+        if not files.blob_file(digest).exists():
+            await files.receive_blob(digest, request.stream(), length)
+    return Response(status_code=201)
+
+
+@operation("POST", "/api/push", takes=bodies.ModelRequest, gives=bodies.Status)
+async def push(_request: Request, _asked: bodies.ModelRequest) -> Response:
+    """Refuse to send a model away."""
+    raise ApiError(400, "models are not pushed: this server knows no registry that takes them")
 
 
 def _check(request: Request, name: str) -> None:
@@ -88,22 +160,28 @@ def _check(request: Request, name: str) -> None:
         )
 
 
-async def _keep(request: Request, name: str, preset: Preset) -> None:
-    """Raises ApiError: no name of a preset, or its model is not served."""
-    model = await find_model(request, preset.from_)
+async def _of_model(preset: Preset, model: ServedModel) -> Preset:
+    """The preset as it is kept. Raises ApiError: its model is an adapter."""
     if isinstance(model, ServedPreset):
-        preset = preset.over(model.preset)
-    elif preset.from_ in model.adapters:
+        return preset.over(model.preset)
+    if preset.from_ in model.adapters:
         raise ApiError(400, f"{preset.from_!r} is an adapter; name its model", param="from")
-    else:
-        preset = msgspec.structs.replace(preset, from_=await model.source())
-    await asyncio.to_thread(_on_disk, write_preset, name, preset)
+    return msgspec.structs.replace(preset, from_=await model.source())
 
 
-def _on_disk(call: Callable[..., bool | None], *args: Any) -> bool | None:
+async def _on_disk(call: Callable[..., T], *args: Any, param: str = "model") -> T:
+    with _told(param):
+        return await asyncio.to_thread(call, *args)
+
+
+@contextlib.contextmanager
+def _told(param: str) -> Iterator[None]:
+    """Raises ApiError: what is wrong with `param`, or with the disk."""
     try:
-        return call(*args)
+        yield
+    except files.NoSpace as error:
+        raise ApiError(507, str(error)) from None
     except PresetError as error:
-        raise ApiError(400, str(error), param="model") from None
+        raise ApiError(400, str(error), param=param) from None
     except OSError as error:
         raise ApiError(500, f"{error.filename} cannot be changed: {error.strerror}") from error

@@ -22,7 +22,7 @@ def main() -> None:
         print(json.dumps({"status": "success", "path": "/x", "bytes": 2 * 10**6}))
         return
     name = arguments[arguments.index("--model") + 1]
-    starts = Path(folder) / name
+    starts = Path(folder) / Path(name).name
     with starts.open("a") as file:
         file.write(f"{os.getpid()}\n")
     is_first = len(starts.read_text().split()) == 1

@@ -110,7 +110,7 @@ def test_a_context_length_limits_prompt_and_answer(http):
     assert answer["eval_count"] == 20 - len(RENDERED)
     assert "num_ctx is 11" in error_of(chat(http, {"num_ctx": 11}, truncate=False), 400)
     answer = chat(http, {"num_ctx": 4096, "temperature": 0}, stream=False).json()
-    assert answer["eval_count"] == 512 - len(RENDERED)  # the engine's own length
+    assert answer["eval_count"] == answer["num_ctx"] - len(RENDERED) == 512 - len(RENDERED)
 
 
 def test_a_chat_that_is_too_long_loses_its_oldest_messages(http, engine):
@@ -120,13 +120,20 @@ def test_a_chat_that_is_too_long_loses_its_oldest_messages(http, engine):
     said = [{"role": "system", "content": "Be brief."}, *rest, *HELLO]
     for options in ({"num_ctx": 100, "num_predict": 5}, {"num_predict": 5}):  # 512: the engine's
         most = options.get("num_ctx", 512)
-        chat(http, options, messages=said)
+        last = lines_of(chat(http, options, messages=said))[-1]
         prompt = prompt_of(engine.requests[-1])
+        assert last["truncated_messages"] == len(said) - prompt.count(";")
         head, _, tail = prompt.partition(";user:")
         assert head == "system:Be brief."
         assert tail.endswith("a199;" + RENDERED)
         assert most - 5 - len("user:q99;assistant:a99;") < len(prompt) + 5 <= most
-    error_of(chat(http, {"num_ctx": 100}, messages=said, truncate=False), 400)
+    assert "the input length exceeds the context length" in error_of(
+        chat(http, {"num_ctx": 100}, messages=said, truncate=False), 400
+    )
+    rounds = [{"role": "assistant", "content": "a"}, {"role": "tool", "content": "t"}] * 50
+    chat(http, {"num_ctx": 100, "num_predict": 5}, messages=[*said[:1], *HELLO, *rounds])
+    start, *rest = prompt_of(engine.requests[-1]).split("assistant:a;tool:t;")
+    assert (start, {*rest}, len(rest)) == ("system:Be brief.;" + RENDERED, {""}, 3)
 
 
 def test_a_prompt_that_is_too_long_keeps_its_start_and_its_end(http, engine):
@@ -154,9 +161,42 @@ def test_options_with_whole_numbers_may_come_as_fractions_of_none(http, engine):
         error_of(chat(http, wrong), 400)
 
 
-def test_an_answer_ends_where_the_context_is_full(http):
-    assert chat(http, shift=False).status_code == 200
-    assert "shift" in error_of(chat(http, shift=True), 400)
+@pytest.mark.parametrize("stream", [False, True])
+def test_an_answer_ends_where_the_context_is_full_or_goes_on_without_its_oldest_half(http, stream):
+    options = {"num_ctx": 40, "num_predict": 60, "num_keep": 6, "temperature": 0}
+    kept, expected, num_dropped = RENDERED, "", 0
+    while len(expected) < 60:
+        more = expected_text(kept, min(40 - len(kept), 60 - len(expected)))
+        kept, expected = kept + more, expected + more
+        if len(kept) == 40:
+            kept, num_dropped = kept[:6] + kept[6 + 17 :], num_dropped + 17
+    for fields, text in (
+        ({"shift": True}, expected),
+        ({"shift": False}, expected[:29]),
+        ({}, expected[:29]),
+        ({"shift": True, "format": "json"}, expected[:29]),  # a grammar cannot go on
+    ):
+        response = chat(http, options, stream=stream, **fields)
+        answers = lines_of(response) if stream else [response.json()]
+        assert "".join(each["message"]["content"] for each in answers) == text
+        last = answers[-1]
+        assert (last["done_reason"], last["eval_count"]) == ("length", len(text))
+        assert last.get("truncated_tokens") == (num_dropped if len(text) == 60 else None)
+    assert chat(http, {"num_ctx": 20}, shift=True, stream=False).json()["eval_count"] == 200
+
+
+def test_a_template_without_tools_takes_none(http):
+    tool = {"type": "function", "function": {"name": "f"}}
+    assert '"fake" does not support tools' in error_of(chat(http, tools=[tool]), 400)
+
+
+def test_an_answer_goes_on_between_two_characters(serve_text):
+    options = {"num_ctx": 30, "num_predict": 90}
+    for size in range(4):
+        answers = lines_of(chat(serve_text("a" * size + "日本語" * 20), options, shift=True))
+        text = "".join(each["message"]["content"] for each in answers)
+        assert "\ufffd" not in text.removesuffix("\ufffd")
+        assert len(text) > 20, "more than one context"
 
 
 def test_a_model_that_recommends_nothing_is_sampled_as_ollama_does(serve):
@@ -210,12 +250,12 @@ def test_options_of_loading_change_no_answer(http):
     ("fields", "words"),
     [
         ({"frobnicate": 1}, "'frobnicate'"),
-        ({"options": {"f16_kv": True}}, "'options.f16_kv'"),
+        ({"options": {"frobnicate": 1}}, "'options.frobnicate'"),
         ({"options": {"temperature": -1}}, "options.temperature"),
         ({"options": {"mirostat": 2}}, "options.mirostat"),
         ({"options": {"repeat_last_n": 64}}, "options.repeat_last_n"),
         ({"format": "xml"}, "format is 'xml'"),
-        ({"think": True}, "does not support thinking"),
+        ({"think": True}, '"fake" does not support thinking'),
         ({"keep_alive": 0}, "keep_alive is '0'"),
         ({"keep_alive": "0s"}, "keep_alive is '0'"),
         ({"keep_alive": "soon"}, "keep_alive is 'soon'"),
@@ -270,7 +310,8 @@ def test_models_go_by_their_names_with_a_tag_or_without(serve, names):
         lines = lines_of(http.post("/api/pull", json={"model": name}))
         assert lines[-1] == {"status": "success"}
     for path in ("chat", "generate", "show", "pull"):
-        assert "llama9" in error_of(http.post(f"/api/{path}", json={"model": "llama9"}), 404)
+        error = error_of(http.post(f"/api/{path}", json={"model": "llama9"}), 404)
+        assert error.startswith("model 'llama9' not found; this server has ")
 
 
 def test_models_of_an_engine_that_is_away_are_listed_and_not_loaded(address):

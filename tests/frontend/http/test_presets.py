@@ -5,7 +5,7 @@ import contextlib
 import httpx
 import pytest
 from fake_engine import FakeEngine
-from fake_model import TOKENIZER
+from fake_model import TOKENIZER, ids_of
 from http_server import key_file, serving, serving_models
 
 from frontend.async_llm import AsyncLLM
@@ -105,6 +105,18 @@ def test_what_a_request_says_goes_before(http, engine):
         assert prompt_of(request) == "system:T;user:Hi;assistant:Yo;user:Hello;", path
         assert (request.sampling_params.temperature, request.sampling_params.max_tokens) == (0, 2)
         assert request.sampling_params.top_k == 3
+
+
+def test_a_known_name_is_the_same_model_with_a_tag_or_without(serve):
+    http = serve("qwen3")
+    write_preset("pirate", Preset(from_="qwen3:8b", system="S"))
+    write_preset("other", Preset(from_="qwen3:4b"))
+    for name in ("pirate", "qwen3", "qwen3:8b", "qwen3:latest", "Qwen3:8b"):
+        assert ask(http, "/api/chat", model=name)["model"] == name
+        assert http.engine.requests[-1].prompt_token_ids[:1] == ids_of("us"[name == "pirate"])
+    for name in ("other", "qwen3:4b"):
+        body = {"model": name, "messages": HELLO}
+        refused(http.post("/api/chat", json=body), 404, f"model '{name}' not found")
 
 
 def test_a_text_prompt_has_the_sampling_alone(http, engine):
@@ -223,7 +235,8 @@ def test_ollamas_create_show_copy_and_delete(http, engine):
     fields = {"system": "P", "parameters": {"temperature": 0, "stop": "x"}, "license": ["A", "B"]}
     messages = [{"role": "user", "content": "Q", "images": None}]
     made = post(http, "/api/create", model="pirate", **{"from": "fake:latest"}, **fields)
-    assert made.json() == {"status": "success"}
+    assert made.headers["content-type"] == "application/x-ndjson"
+    assert made.text.endswith('{"status":"success"}\n')
     again = {"model": "pirate2", "from": "pirate:latest", "messages": messages, "stream": False}
     again["parameters"] = {"num_predict": 2}
     assert http.post("/api/create", json=again).json() == {"status": "success"}
@@ -246,21 +259,25 @@ def test_what_cannot_be_made_is_refused_by_name(http):
     def create(says, status=400, **body):
         refused(http.post("/api/create", json={"model": "x", "from": "fake", **body}), status, says)
 
-    create("the model 'nope' does not exist; this server has fake, mario", 404, **{"from": "nope"})
+    create("model 'nope' not found; this server has fake, mario", 404, **{"from": "nope"})
     create("from is missing", **{"from": None})
     create("quantize is 'q4_0', which is not supported", quantize="q4_0")
-    create("files is ", files={"a.gguf": "sha256:0"})
-    create("adapters is ", adapters={"a.gguf": "sha256:0"})
+    create("files need a server that starts models", files={"a.gguf": "sha256:0"})
+    create("the digest is 'sha256:0'", adapters={"a.gguf": "sha256:0"})
+    create("there is no blob", adapters={"a.gguf": f"sha256:{'0' * 64}"})
+    create("cannot be a file's name", adapters={"adapter_config.json": "x", "../a": "x"})
+    create("adapters are no adapter", adapters={"a": "sha256:0"})
     create("'parameters.mirostat' is not supported", parameters={"mirostat": 1})
     create("parameters.temperature: Expected", parameters={"temperature": -1})
     create("one of Go's", template="{{ .System }}")
     create("does not parse, line 1", template="{% if %}")
     create("cannot be a preset's name", model="../x")
     create("'fake:latest' is a model that this server serves", model="fake:latest")
-    refused(post(http, "/api/copy", source="nope", destination="y"), 404, "does not exist")
+    refused(post(http, "/api/copy", source="nope", destination="y"), 404, "not found")
     refused(http.request("DELETE", "/api/delete", json={"model": "fake"}), 400, "that this server")
     refused(http.request("DELETE", "/api/delete", json={"model": "y"}), 404, "does not exist")
-    refused(http.post("/api/blobs/sha256:00", content=b"GGUF"), 400, "files cannot be sent")
+    refused(http.post("/api/blobs/sha256:00", content=b"GGUF"), 400, "the digest is 'sha256:00'")
+    refused(post(http, "/api/push", model="fake"), 400, "models are not pushed")
     assert {each["name"] for each in http.get("/api/tags").json()["models"]} == {
         "fake:latest",
         "mario:latest",

@@ -149,6 +149,37 @@ def test_ollamas_think_false_goes_to_the_template(serve_text):
     assert shown["capabilities"] == ["completion", "tools", "thinking"]
 
 
+LEVELS = {  # what is read, and what is said for true, false, "low", "medium", "max", nothing
+    "{% if enable_thinking %}T{% endif %}": "T-TTTT",
+    "{% if tools and not thinking is defined %}{% endif %}{% if thinking %}T{% endif %}": "T-TTTT",
+    "{% if thinking_mode == 'enabled' %}T{% endif %}": "T-TTTT",
+    "{# think or thinking #}{% if thinking_effort %}{{ thinking_effort[0] }}{% endif %}": "--lmh-",
+    "{% if reasoning_effort %}{{ reasoning_effort[0] }}{% endif %}{# 'max' #}": "--lmm-",
+    "{% if reasoning_effort in ['high', 'low', 'no_think'] %}{{ reasoning_effort[0] }}"
+    "{% endif %}": "hnlhhh",
+}
+
+
+def test_ollamas_think_is_what_the_template_reads(serve):
+    for template, said in LEVELS.items():
+        http = serve(chat_template=f"{{# </think> #}}{template}-")
+        for think, word in zip((True, False, "low", "medium", "max", None), said, strict=False):
+            assert chat(http, think=think, options={"num_predict": 1}).is_success
+            prompt = TOKENIZER.decode(http.engine.requests[-1].prompt_token_ids)
+            assert prompt.strip("-") == word.strip("-"), (template, think)
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_ollamas_format_holds_behind_the_thinking(serve_text, stream):
+    http = serve_text('Two.</think>{"city": "Rome"}', TEMPLATE)
+    response = chat(http, format=SCHEMA, stream=stream, think=True)
+    messages = [json.loads(line)["message"] for line in response.text.splitlines()]
+    assert "".join(message.get("thinking", "") for message in messages) == "Two."
+    assert json.loads("".join(message["content"] for message in messages)) == {"city": "Rome"}
+    found = http.engine.requests[0].sampling_params.structured_output
+    assert (found.kind, found.reasoning.end, found.reasoning.is_open) == ("json", "</think>", True)
+
+
 def test_an_answer_of_ollamas_goes_back_into_the_conversation(serve_text):
     http = serve_text(TEXT, TEMPLATE)
     message = chat(http, tools=TOOLS, stream=False).json()["message"]
@@ -161,7 +192,7 @@ def test_an_answer_of_ollamas_goes_back_into_the_conversation(serve_text):
 
 @pytest.mark.parametrize(
     ("fields", "words"),
-    [({"think": "high"}, "reasoning_effort"), ({"tools": [{"type": "x"}]}, "tools[0]")],
+    [({"think": "hard"}, "'hard' is not supported"), ({"tools": [{"type": "x"}]}, "tools[0]")],
 )
 def test_what_ollamas_models_cannot_do_is_refused_by_name(serve_text, fields, words):
     http = serve_text("x", TEMPLATE)

@@ -1,0 +1,104 @@
+"""Models of files that were sent to /api/blobs, before scripted daemons."""
+
+import functools
+import hashlib
+import shutil
+import sys
+from pathlib import Path
+
+import httpx
+import pytest
+from http_server import serving_models
+
+from frontend.cli.http import http as http_command
+from frontend.event_loop import run
+from frontend.http import server
+from frontend.http.on_demand.model import DaemonPool, OnDemandModel
+from frontend.http.on_demand.options import OnDemandOptions
+from frontend.http.served_models import ServedModels
+from frontend.presets import files
+from protocol.presets import find_preset
+
+SCRIPT = Path(__file__).with_name("on_demand_engine.py")
+HELLO = [{"role": "user", "content": "Hello"}]
+
+
+@pytest.fixture
+def http(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path / "data"))
+    starts = tmp_path / "starts"
+    starts.mkdir()
+    pool = DaemonPool(OnDemandOptions(command=(sys.executable, str(SCRIPT), str(starts))))
+    served = ServedModels(
+        [OnDemandModel("small", pool)], functools.partial(OnDemandModel, pool=pool)
+    )
+    with (
+        serving_models(served, max_body_size=1000) as url,
+        httpx.Client(base_url=url, timeout=30) as client,
+    ):
+        yield client
+
+
+def send(http, data, digest=None):
+    digest = digest or f"sha256:{hashlib.sha256(data).hexdigest()}"
+    return digest, http.post(f"/api/blobs/{digest}", content=data)
+
+
+def names(http):
+    return sorted(each["name"] for each in http.get("/api/tags").json()["models"])
+
+
+def refused(answer, status, words):
+    assert answer.status_code == status, answer.text
+    assert words in answer.json()["error"]
+
+
+def test_a_model_of_sent_files_is_served_under_its_name_until_it_is_deleted(http, monkeypatch):
+    data = b"GGUF" + bytes(3_000_000)  # above --max-body-size, and more than is written at once
+    digest, sent = send(http, data)
+    assert sent.status_code == 201
+    assert http.head(f"/api/blobs/{digest}").status_code == 200
+    assert http.head(f"/api/blobs/sha256:{'0' * 64}").status_code == 404
+    body = {"model": "mine", "files": {"m.gguf": digest}, "system": "S"}
+    lines = http.post("/api/create", json=body).text.splitlines()
+    assert [lines[0], lines[-1]] == ['{"status":"pulling manifest"}', '{"status":"success"}']
+    http.post("/api/copy", json={"source": "mine", "destination": "twin"})
+    folder = Path(find_preset("mine").from_)
+    assert (folder / "m.gguf").read_bytes() == data
+    assert names(http) == ["mine:latest", f"{folder.name}:latest", "small:latest", "twin:latest"]
+    answer = http.post(
+        "/api/chat", json={"model": "mine", "messages": HELLO, "stream": False, "keep_alive": "9m"}
+    ).json()
+    assert answer["prompt_eval_count"] == len("system:S;user:Hello;")
+    served = []
+    monkeypatch.setattr(server, "serve", lambda _settings, start: served.append(run(start())) or 0)
+    assert http_command(model=["small"]) == 0
+    listed = [name for each in served[0].models.with_presets() for name in each.names]
+    assert sorted(listed) == ["mine", folder.name, "small", "twin"], "by the next server, too"
+    for name, is_there in (("twin", True), ("mine", False)):
+        assert http.request("DELETE", "/api/delete", json={"model": name}).is_success
+        assert folder.exists() == files.blob_file(digest).exists() == is_there
+    assert names(http) == ["small:latest"]
+
+
+def test_a_model_that_is_to_be_fetched_is_made_anew(http):
+    body = {"model": "pirate", "from": "qwen3:0.6b", "system": "S", "stream": False}
+    assert http.post("/api/create", json=body).json() == {"status": "success"}
+    assert names(http) == ["pirate:latest", "qwen3:0.6b", "small:latest"]
+    body = {"model": "pirate2", "from": "hf.co/Qwen/Qwen3-0.6B-GGUF:Q8_0", "stream": False}
+
+
+def test_what_is_not_what_its_digest_says_or_has_no_room_is_refused(http, monkeypatch):
+    digest, answer = send(http, b"GGUF", f"sha256:{'a' * 64}")
+    refused(answer, 400, "digest mismatch, expected 'sha256:aaa")
+    assert not files.blob_file(digest).exists()
+    refused(
+        http.post("/api/create", json={"model": "x", "files": {"a.gguf": digest}}),
+        400,
+        "there is no blob 'sha256:aaa",
+    )
+    refused(http.post("/api/create", json={"model": "x", "files": {"a": digest}}), 400, "no model")
+    usage = shutil.disk_usage("/")
+    monkeypatch.setattr(shutil, "disk_usage", lambda _path: usage._replace(free=2**30 + 3))
+    refused(send(http, b"GGUF")[1], 507, "4 bytes are to come")
+    assert [*files.blob_file(digest).parent.iterdir()] == []
