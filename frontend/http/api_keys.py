@@ -12,6 +12,8 @@ from msgspec import Meta
 
 from frontend.errors import InvalidInput
 
+KEY_VARIABLE = "VLLM_API_KEY"
+"""The variable of the environment with the operator's key."""
 _Count = Annotated[int, Meta(ge=1)]
 _Name = Annotated[str, Meta(pattern=r"^[A-Za-z0-9._@-]{1,64}$")]
 """A tenant: a slash would divide its share."""

@@ -24,6 +24,8 @@ from frontend.http.api_keys import ApiKeys
 from frontend.http.door import Door
 from frontend.http.generation import tokenize
 from frontend.http.live_requests import list_requests
+from frontend.http.mcp import routes as mcp
+from frontend.http.mcp.servers import ToolServers
 from frontend.http.metrics.exposition import Metrics, get_metrics
 from frontend.http.ollama import embeddings as ollama_embeddings
 from frontend.http.ollama import generation as ollama
@@ -64,6 +66,7 @@ OPERATIONS = [
     *(llama_cpp.props, llama_cpp.slots),
     *(health.health, health.ready, health.get_version),
     *(adapters.load_lora_adapter, adapters.unload_lora_adapter),
+    *(mcp.list_servers, mcp.call),
     *(list_requests, watch_scheduler, get_metrics),
 ]
 
@@ -115,7 +118,9 @@ def make_app(
             app.state.jobs.resume()
         app.state.feeds = {}
         app.state.metrics = Metrics(served, settings.metrics_names)
-        yield
+        app.state.tool_servers = ToolServers(settings.tool_servers, settings.mcp_timeout)
+        async with app.state.tool_servers:
+            yield
         await app.state.jobs.close()
         app.state.files.close()
         await served.close()

@@ -12,7 +12,8 @@ from typing import Annotated, Literal
 from cyclopts import Parameter
 
 from frontend.errors import InvalidInput
-from frontend.http.api_keys import ApiKey, ApiKeys, command_line_keys, read_key_file
+from frontend.http.api_keys import KEY_VARIABLE, ApiKey, ApiKeys, command_line_keys, read_key_file
+from frontend.http.mcp.options import ToolServerOption, parse_servers
 from frontend.http.tools.stream import FORMATS
 from frontend.http.traces import check_endpoint
 from frontend.multimodal.media import MediaSources
@@ -20,8 +21,6 @@ from frontend.reasoning_formats import REASONING_FORMATS
 from protocol.logs import LogFormat
 
 MetricsNames = Literal["engine-core", "vllm"]
-
-_KEY_VARIABLE = "VLLM_API_KEY"
 
 
 @Parameter(name="*")
@@ -69,6 +68,11 @@ class ServerSettings:
     reasoning_parser: str | None = None
     """How models mark their reasoning, one of --list-parsers; default: as their chat templates
     show."""
+    mcp: Annotated[tuple[str, ...], Parameter(negative="")] = ()
+    """NAME=COMMAND or NAME=URL: a server of tools (MCP) that callers may have called; may be
+    repeated. Needs the extra `mcp`; see docs/mcp.md."""
+    mcp_timeout: float = 60.0
+    """Seconds for a call of such a tool."""
     list_parsers: Annotated[bool, Parameter(negative="")] = False
     """Print the names that these two take, and exit."""
     enable_in_reasoning: Annotated[
@@ -115,6 +119,7 @@ class ServerSettings:
                 near = ", ".join(difflib.get_close_matches(given, known)) or ", ".join(known)
                 raise InvalidInput(f"{option} is {given!r:.100}; it must be one of {near}")
         _ = self.media_sources
+        _ = self.tool_servers
         self._check_tls()
         if self.otlp_traces_endpoint is not None:
             check_endpoint(self.otlp_traces_endpoint)
@@ -131,6 +136,11 @@ class ServerSettings:
         """The folder and the hosts whose files requests may name.
         Raises InvalidInput: no folder, no host."""
         return MediaSources.of(self.allowed_local_media_path, self.allow_media_url)
+
+    @property
+    def tool_servers(self) -> list[ToolServerOption]:
+        """The servers of tools to run. Raises InvalidInput: see `parse_servers`."""
+        return parse_servers(self.mcp)
 
     @property
     def is_local(self) -> bool:
@@ -171,7 +181,7 @@ class ServerSettings:
             ) from None
 
     def _keys(self) -> ApiKeys | None:
-        given = self.api_key or tuple(filter(None, [os.environ.get(_KEY_VARIABLE)]))
+        given = self.api_key or tuple(filter(None, [os.environ.get(KEY_VARIABLE)]))
         keys: list[ApiKey] = command_line_keys(given)
         if self.api_key_file is not None:
             keys += read_key_file(self.api_key_file)

@@ -1,0 +1,1 @@
+"""Tools that the server runs for its callers: servers of the Model Context Protocol."""
