@@ -21,6 +21,14 @@ export async function listModels(key) {
   return (await response.json()).data;
 }
 
+export async function listToolServers(key) {
+  return (await (await checked(await fetch("v1/mcp/servers", { headers: headers(key) }))).json()).servers;
+}
+
+export async function callTool(server, tool, given, key, signal) {
+  return (await post("v1/mcp/call", { server, tool, arguments: given }, key, signal)).json();
+}
+
 // null: not known. Asked only while the model's engine runs, as the question would start it.
 export async function takesPictures(model, key) {
   const { models } = await (await checked(await fetch("api/ps", { headers: headers(key) }))).json();
@@ -48,7 +56,7 @@ async function* events(response) {
   }
 }
 
-// Yields {text, reasoning, finish, usage} as they come.
+// Yields {text, reasoning, calls, finish, usage} as they come.
 export async function* chat(body, key, signal) {
   const response = await post("v1/chat/completions", { ...body, stream: true, stream_options: { include_usage: true } }, key, signal);
   for await (const event of events(response)) {
@@ -57,6 +65,7 @@ export async function* chat(body, key, signal) {
     yield {
       text: choice?.delta.content ?? "",
       reasoning: choice?.delta.reasoning ?? choice?.delta.reasoning_content ?? "",
+      calls: choice?.delta.tool_calls ?? [],
       finish: choice?.finish_reason,
       usage: event.usage,
     };

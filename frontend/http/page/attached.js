@@ -13,7 +13,7 @@ function asUrl(file) {
   });
 }
 
-async function pictureUrl(file) {
+export async function pictureUrl(file) {
   const bitmap = await createImageBitmap(file);
   const scale = Math.min(1, LONGEST / Math.max(bitmap.width, bitmap.height));
   if (scale === 1 && file.size <= MOST_BYTES && KEPT.includes(file.type)) return asUrl(file);

@@ -2,7 +2,9 @@
 import { Answers } from "./answers.js";
 import { listModels, takesPictures } from "./api.js";
 import { Attached, content, thumbnail } from "./attached.js";
+import { element } from "./element.js";
 import { Store } from "./store.js";
+import { Tools, callElement, sentCalls } from "./tools.js";
 
 const find = (id) => document.getElementById(id);
 const store = new Store();
@@ -11,12 +13,6 @@ const MARKS = { answering: "answering", new: "new answer", failed: "answer faile
 const SHOWN_MS = 4000;
 let current = null;
 let passing = 0;
-
-function element(tag, fields = {}, ...children) {
-  const made = Object.assign(document.createElement(tag), fields);
-  made.append(...children);
-  return made;
-}
 
 // A model's answer is foreign text: nothing of it but formatting reaches the page.
 function formatted(text) {
@@ -152,6 +148,7 @@ function fill(body, message) {
     parts.push(details);
   }
   parts.push(formatted(message.content));
+  parts.push(...(message.calls ?? []).map(callElement));
   if (message.error) parts.push(element("p", { className: "error", textContent: message.error }));
   body.replaceChildren(...parts);
 }
@@ -205,17 +202,34 @@ function retry(index) {
 
 // ---------------------------------------------------------------- an answer
 
-const answers = new Answers(grew, ended);
+const tools = new Tools(find("tools"), store.settings.tools ?? [], (chosen) => {
+  store.settings.tools = chosen;
+  save();
+});
+const answers = new Answers(tools, grew, ended);
 let drawing = 0;
 
 function answer() {
-  const message = { role: "assistant", model: find("model").value, content: "", reasoning: "" };
-  const messages = current.messages.map((each) => ({ role: each.role, content: content(each) }));
-  if (find("system").value.trim()) messages.unshift({ role: "system", content: find("system").value });
-  current.messages.push(message);
-  answers.write(current, message, { model: message.model || undefined, messages, ...sampling() }, find("key").value);
+  const conversation = current;
+  const fixed = { model: find("model").value || undefined, ...sampling(), ...tools.offered };
+  const system = find("system").value;
+  const next = () => {
+    const messages = conversation.messages.flatMap(sent);
+    if (system.trim()) messages.unshift({ role: "system", content: system });
+    const message = { role: "assistant", model: fixed.model ?? "", content: "", reasoning: "" };
+    conversation.messages.push(message);
+    return [message, { ...fixed, messages }];
+  };
+  answers.write(conversation, next, find("key").value);
   save();
-  show(current);
+  show(conversation);
+}
+
+function sent(message) {
+  const { role, calls } = message;
+  if (!calls?.length) return [{ role, content: content(message) }];
+  const [tool_calls, results] = sentCalls(calls);
+  return [{ role, content: message.content, tool_calls }, ...results];
 }
 
 function grew(conversation, status) {
@@ -228,6 +242,7 @@ function draw() {
   drawing = 0;
   if (!answers.status(current)) return;
   const follows = isAtEnd();
+  if (find("messages").children.length !== current.messages.length) showMessages();
   fill(find("messages").lastElementChild.querySelector(".body"), current.messages.at(-1));
   if (follows) scrollToEnd();
 }
@@ -302,10 +317,15 @@ async function showModels() {
     const models = await listModels(find("key").value);
     find("model").replaceChildren(...models.map(({ id }) => new Option(id, id, false, id === store.settings.model)));
     say("");
+    loadTools();
     showModelsPictures();
   } catch (error) {
     say(`No models: ${error.message}`, true);
   }
+}
+
+function loadTools() {
+  tools.load(find("key").value).catch((error) => say(`No tools: ${error.message}`, true));
 }
 
 const pictured = new Map(); // from a model's name to whether it takes pictures, where that is known
@@ -336,6 +356,7 @@ find("key").addEventListener("change", showModels);
 find("new").onclick = () => open(store.all.find((each) => !each.messages.length) ?? store.create());
 find("toggle-list").onclick = () => toggleList(!find("list").classList.contains("open"));
 function toggleSettings(isOpen) {
+  if (isOpen) loadTools();
   find("settings").hidden = !isOpen;
   find("toggle-settings").setAttribute("aria-expanded", isOpen);
 }
