@@ -51,6 +51,8 @@ _ANTHROPIC_TYPES = {
     429: "rate_limit_error",
     503: "overloaded_error",
 }
+_OVERLOADED = 529
+"""Anthropic's status of that error."""
 
 
 class ErrorBody(msgspec.Struct, frozen=True):
@@ -199,4 +201,6 @@ def error_body(error: ApiError, path: str) -> AnyErrorResponse:
 
 def error_response(error: ApiError, path: str) -> Response:
     body = msgspec.json.encode(error_body(error, path))
-    return Response(body, error.status, error.headers, media_type="application/json")
+    is_overloaded = error.status == 503 and error_type(path) is AnthropicErrorResponse
+    status = _OVERLOADED if is_overloaded else error.status
+    return Response(body, status, error.headers, media_type="application/json")

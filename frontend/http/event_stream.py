@@ -41,7 +41,6 @@ BEGIN_S = 3.0
 COMMENT_S = 5.0
 """After which a stream that is silent gets a comment: proxies and clients give up on silence."""
 _MANY_PARTS = 2**13
-_COMMENT = b": waiting\n\n"
 
 
 def json_response(body: msgspec.Struct | list[Any], status: int = 200) -> Response:
@@ -109,6 +108,8 @@ class EventStream(Response):
     """
 
     media_type = "text/event-stream"
+    comment = b": waiting\n\n"
+    """Sent every 5 s while a stream is silent; clients skip it."""
 
     def __init__(self, events: AsyncGenerator[bytes, None]) -> None:
         super().__init__(None, headers={"cache-control": "no-store"})
@@ -135,7 +136,7 @@ class EventStream(Response):
         num_sent = -1
         while True:
             if num_sent == self._num_sent and self.media_type == EventStream.media_type:
-                comment = {"type": "http.response.body", "body": _COMMENT, "more_body": True}
+                comment = {"type": "http.response.body", "body": self.comment, "more_body": True}
                 await send(comment)
             num_sent = self._num_sent
             await asyncio.sleep(COMMENT_S)

@@ -7,10 +7,11 @@ import msgspec
 
 from frontend.http.answer_parts import Part, Reasoning
 from frontend.http.anthropic import bodies
+from frontend.http.anthropic.signatures import signature_of
 from frontend.http.tools.calls import ArgumentsDelta, ToolCall
 
 
-def whole_blocks(parts: list[Part]) -> list[bodies.AnswerBlock]:
+def whole_blocks(parts: list[Part], *, omits_thinking: bool) -> list[bodies.AnswerBlock]:
     """The answer's parts as blocks, at least one."""
     blocks: list[bodies.AnswerBlock] = []
     for part in parts:
@@ -18,7 +19,9 @@ def whole_blocks(parts: list[Part]) -> list[bodies.AnswerBlock]:
             case str():
                 blocks.append(bodies.AnswerText(text=part))
             case Reasoning(text):
-                blocks.append(bodies.AnswerThinking(thinking=text))
+                signature = signature_of(text if omits_thinking else None)
+                shown = "" if omits_thinking else text
+                blocks.append(bodies.AnswerThinking(thinking=shown, signature=signature))
             case ToolCall():
                 arguments = msgspec.json.decode(part.arguments)
                 blocks.append(bodies.AnswerToolUse(id=part.id, name=part.name, input=arguments))
@@ -26,11 +29,16 @@ def whole_blocks(parts: list[Part]) -> list[bodies.AnswerBlock]:
 
 
 class BlockEvents:
-    """Events of one answer's blocks, as their parts come."""
+    """Events of one answer's blocks, as their parts come.
 
-    def __init__(self) -> None:
+    Args:
+        omits_thinking: its text is left to the signature.
+    """
+
+    def __init__(self, *, omits_thinking: bool) -> None:
         self._open: bodies.AnswerBlock | None = None
         self._num_closed = 0
+        self._omitted: list[str] | None = [] if omits_thinking else None
 
     def feed(self, part: Part) -> Iterator[Any]:
         match part:
@@ -39,7 +47,10 @@ class BlockEvents:
                 yield self._delta(bodies.TextDelta(text=part))
             case Reasoning(text):
                 yield from self._start(bodies.AnswerThinking(thinking=""))
-                yield self._delta(bodies.ThinkingDelta(thinking=text))
+                if self._omitted is None:
+                    yield self._delta(bodies.ThinkingDelta(thinking=text))
+                else:
+                    self._omitted.append(text)
             case ToolCall():
                 yield from self._stop()
                 yield from self._start(bodies.AnswerToolUse(id=part.id, name=part.name, input={}))
@@ -64,7 +75,12 @@ class BlockEvents:
         return bodies.ContentBlockDelta(index=self._num_closed, delta=delta)
 
     def _stop(self) -> Iterator[Any]:
-        if self._open is not None:
-            yield bodies.ContentBlockStop(index=self._num_closed)
-            self._open = None
-            self._num_closed += 1
+        if self._open is None:
+            return
+        if isinstance(self._open, bodies.AnswerThinking):
+            signature = signature_of(None if self._omitted is None else "".join(self._omitted))
+            yield self._delta(bodies.SignatureDelta(signature=signature))
+            self._omitted = None if self._omitted is None else []
+        yield bodies.ContentBlockStop(index=self._num_closed)
+        self._open = None
+        self._num_closed += 1

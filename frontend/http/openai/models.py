@@ -1,9 +1,10 @@
-"""GET /v1/models."""
+"""GET /v1/models, for clients of OpenAI's API and of Anthropic's."""
 
 from starlette.requests import Request
 from starlette.responses import Response
 
 from frontend.errors import EngineClientError
+from frontend.http.anthropic.models import asks_anthropic, model_of_card, models_of_cards
 from frontend.http.api_errors import unknown_model
 from frontend.http.event_stream import json_response
 from frontend.http.generation.answer_bodies import ModelCard, ModelList
@@ -16,7 +17,8 @@ async def list_models(request: Request) -> Response:
     """The models of this server."""
     models = served_models(request).with_presets()
     cards = [card for model in models for card in await _cards(model)]
-    return json_response(ModelList(data=cards))
+    listed = models_of_cards(cards) if asks_anthropic(request) else ModelList(data=cards)
+    return json_response(listed)
 
 
 @operation("GET", "/v1/models/{name:path}", gives=ModelCard)
@@ -27,7 +29,7 @@ async def get_model(request: Request) -> Response:
     for model in models.with_presets():
         for card in await _cards(model):
             if card.id == name:
-                return json_response(card)
+                return json_response(model_of_card(card) if asks_anthropic(request) else card)
     raise unknown_model(name, models.known_names())
 
 

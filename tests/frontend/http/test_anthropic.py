@@ -151,7 +151,7 @@ def test_sampling_parameters_reach_the_engine(http, engine):
         ({"frobnicate": 1}, "'frobnicate'"),
         ({"max_tokens": 0}, "max_tokens"),
         ({"messages": []}, "messages"),
-        ({"messages": [{"role": "user", "content": [{"type": "document"}]}]}, "document"),
+        ({"messages": [{"role": "user", "content": [{"type": "file"}]}]}, "file"),
         ({"tool_choice": {"type": "any"}}, "tool_choice needs tools"),
         ({"thinking": {"type": "enabled", "budget_tokens": 1024}}, "does not think"),
         ({"stop_sequences": [""]}, "stop"),
