@@ -205,6 +205,9 @@ class RunnerConfig:
         adapters: those whose weights are beside the model; None: requests have none.
         draft: of the same vocabulary; None: the runner makes no drafts.
         logits_processors: the operator's, in order; a CPU's runner has them.
+        reports_processed: what is reported of sampled tokens is of what they are drawn from, not of
+            the model's logits.
+        reports_logits: these logits are reported in place of log-probabilities.
         encoder: of images or sounds; None: prompts are text. A CPU's runner has one.
         pooler: of pooling requests; None: there are none.
         stage: of the model, in a pipeline; None: all of it. Only the last one samples.
@@ -226,6 +229,8 @@ class RunnerConfig:
     max_num_drafts: int = 0
     draft: DraftConfig | None = None
     logits_processors: tuple[NamedProcessor, ...] = ()
+    reports_processed: bool = False
+    reports_logits: bool = False
     encoder: MultiModalEncoder | None = None
     pooler: Pooler | None = None
     stage: Stage | None = None

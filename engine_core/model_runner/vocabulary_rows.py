@@ -51,6 +51,16 @@ class WholeVocabulary:
         self.token_logprobs = token_logprobs
 
 
+def token_logits(
+    logits_RV: torch.Tensor, token_ids_RN: torch.Tensor, num_top: int
+) -> TokenLogprobs:
+    """`token_logprobs` with the logits themselves in place of log-probabilities."""
+    best_RK, top_ids_RK = logits_RV.topk(num_top, dim=1)
+    own_RN = logits_RV.gather(1, token_ids_RN)
+    ranks_R = (logits_RV > own_RN[:, :1]).sum(dim=1) + 1
+    return TokenLogprobs(own_RN=own_RN, ranks_R=ranks_R, top_ids_RK=top_ids_RK, top_RK=best_RK)
+
+
 class VocabularyShard:
     """`VocabularyRows` and `SamplingOperations` of the tokens that one rank has, of `size`.
 
@@ -194,10 +204,10 @@ class VocabularyShard:
 
 
 def vocabulary_rows(
-    ops: SamplingOperations, collectives: Collectives, size: int
+    ops: SamplingOperations, collectives: Collectives, size: int, *, reports_logits: bool = False
 ) -> tuple[VocabularyRows, SamplingOperations]:
     """The vocabulary of a runner whose host samples, and the operations to sample with."""
     if collectives.parallel.tp_size == 1:
-        return WholeVocabulary(size, ops.token_logprobs), ops
+        return WholeVocabulary(size, token_logits if reports_logits else ops.token_logprobs), ops
     shard = VocabularyShard(ops, collectives, size)
     return shard, shard

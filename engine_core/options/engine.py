@@ -28,6 +28,7 @@ from engine_core.options.values import (
 from engine_core.options.workers import ParallelOptions
 from protocol.logs import LogFormat
 
+LogprobsMode = Literal["raw_logprobs", "raw_logits", "processed_logprobs", "processed_logits"]
 DeviceName = Literal["auto", "cuda", "cpu"]
 DtypeName = Literal["auto", "bfloat16", "float16", "float32"]
 CacheDtypeName = Literal["auto", "fp8", "bfloat16", "int8"]
@@ -126,6 +127,9 @@ class EngineOptions:
     """Seconds that running requests get to finish after SIGTERM."""
     max_logprobs: Annotated[int, at_least(-1)] = 20
     """Most logprobs a request may ask for a position; -1: the whole vocabulary."""
+    logprobs_mode: LogprobsMode = "raw_logprobs"
+    """What logprobs are: of the model's logits, or of what tokens are drawn from once bias,
+    penalties, temperature and truncation have changed them; or these logits themselves."""
     num_threads: Annotated[int | None, COMMON, POSITIVE] = None
     """CPU threads of the model; default: one a core."""
     numa: Literal["distribute"] | None = None

@@ -35,6 +35,7 @@ _IS_GIVEN: dict[str, Callable[[EngineOptions], object]] = {
         FIRST_LAYERS
     ),
     "--logits-processors": lambda o: o.logits_processors,
+    "--logprobs-mode": lambda o: o.logprobs_mode != "raw_logprobs",
     "--quantization": lambda o: o.quantization in ("int8", "int4"),
     "--weight-cache-size": lambda o: o.weight_cache_size is not None,
     "--language-model-only": lambda o: o.multimodal.language_model_only,
@@ -144,6 +145,7 @@ _REFUSED: dict[str, dict[str, str]] = {
         "--logits-processors": _WORKERS
         + "its code would run in every worker, and need not choose the same"
         + _ALONE,
+        "--logprobs-mode": _WORKERS + "each has the logits of a part of the vocabulary" + _ALONE,
         "--model-impl transformers": _WORKERS
         + "transformers' model code is not split here"
         + _ALONE,

@@ -23,9 +23,10 @@ def check_pooling(request: EngineRequest) -> None:
 
 
 def check_beam_search(
-    request: EngineRequest, beams: BeamSearchParams, has_processors: bool
+    request: EngineRequest, beams: BeamSearchParams, has_processors: bool, no_beams: str
 ) -> None:
-    """Of a beam search, in an engine with or without logits processors. Raises RequestRefused: a
+    """Of a beam search, in an engine with or without logits processors. `no_beams`: an option of
+    the engine's for which there is none. Raises RequestRefused: a
     parameter has no meaning for beams."""
     if request.num_sequences != beams.beam_width:
         raise RequestRefused(
@@ -57,6 +58,7 @@ def check_beam_search(
         "structured_outputs": params.structured_output is not None,
         "extra_args": params.extra_args is not None,
         "logits processors, which this engine was started with": has_processors,
+        f"{no_beams}, which this engine was started with": bool(no_beams),
         "top_k": params.top_k != 0,
         "top_p": params.top_p != 1.0,
         "min_p": params.min_p != 0.0,

@@ -25,6 +25,8 @@ class RequestValidator(ModelLimits):
 
     scheduling_policy: Literal["fcfs", "priority", "fair"]
     logits_processors: tuple[NamedProcessor, ...] = ()
+    no_beams: str = ""
+    """The option for which no beam search is served."""
     pooler: PoolerConfig | None = None
     """None: no request may be pooled."""
     generates: bool = True
@@ -116,7 +118,9 @@ class RequestValidator(ModelLimits):
     def _check_sequences(self, request: EngineRequest) -> None:
         num_sequences = request.num_sequences
         if request.beam_search is not None:
-            check_beam_search(request, request.beam_search, bool(self.logits_processors))
+            check_beam_search(
+                request, request.beam_search, bool(self.logits_processors), self.no_beams
+            )
         elif num_sequences > 1 and request.output_token_ids:
             _refuse(
                 f"output_token_ids with num_sequences {num_sequences}: which sequence they belong "

@@ -315,6 +315,9 @@ class _Assembly:
                 max_num_seqs=config.scheduler.max_num_seqs,
                 scheduling_policy=config.scheduler.scheduling_policy,
                 logits_processors=spec.config.logits_processors,
+                no_beams=""
+                if config.logprobs_mode == "raw_logprobs"
+                else f"--logprobs-mode {config.logprobs_mode}",
                 pooler=None if pooler is None else pooler.config,
                 generates=spec.loaded.generates,
                 fetches_blocks=self.transfers is not None and self.transfers.fetcher is not None,

@@ -49,6 +49,7 @@ class EngineConfig:
     adapter_bytes: int
     """Most memory that adapters take."""
     max_logprobs: int
+    logprobs_mode: str
     logits_processors: tuple[str, ...]
     address: str
     max_clients: int

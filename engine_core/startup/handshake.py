@@ -105,6 +105,7 @@ def make_handshake(
         formats=", ".join(
             [config.weights, f"KV cache {config.kv_cache_dtype}", config.model_impl]
             + [f"logits processor {name}" for name in config.logits_processors]
+            + [f"{config.logprobs_mode} reported"] * (config.logprobs_mode != "raw_logprobs")
             + text_only_note(files, spec.loaded)
         ),
         file_format=files.weight_files[0].suffix[1:] if files.weight_files else "",

@@ -58,14 +58,16 @@ class StepSampler(Protocol):
         num_sequences: int,
         mode: SamplingMode,
         masks: LogitMasks | None = None,
-    ) -> None:
-        """One token for each sampled sequence of the packed step, into `results`.
+    ) -> torch.Tensor:
+        """One token for each sampled sequence of the packed step, into `results`. Returns the
+        logits that log-probabilities are of: those that were given, or processed ones.
 
             raw logits -> masks -> allowed tokens -> min_tokens -> bias -> penalties -> greedy rows
             end here -> temperature -> min_p, top_k, top_p -> the best of logits + noise
 
         Noise is a function of (seed, position, token), position being the index in its sequence of
-        the token that is chosen. Log-probabilities and ranks are of the raw logits: the chosen
+        the token that is chosen. Log-probabilities and ranks are of the raw logits, unless
+        `make_sampler` was told otherwise: the chosen
         token's, then those of the likeliest tokens, as many as StateWord.NUM_LOGPROBS says. Tokens
         are counted for those whose state says COUNTED, but not behind a draft that is not the token
         sampled before it; for its own penalties a row counts the drafts before it. Other entries
@@ -139,7 +141,20 @@ class DeviceStepOperations(Protocol):
         """
 
     def make_sampler(
-        self, *, num_rows: int, num_logits: int, vocab_size: int, device: torch.device
+        self,
+        *,
+        num_rows: int,
+        num_logits: int,
+        vocab_size: int,
+        device: torch.device,
+        reports_processed: bool = False,
+        reports_logits: bool = False,
     ) -> StepSampler:
         """With memory for `num_rows` rows of the persistent batch, and for `num_logits` rows of
-        logits a step: one for each of these rows, and one for each draft."""
+        logits a step: one for each of these rows, and one for each draft.
+
+        Args:
+            reports_processed: log-probabilities are of what is drawn from; greedy rows' logits are
+                divided by no temperature. Only mode FULL knows them.
+            reports_logits: these logits are reported in place of log-probabilities.
+        """

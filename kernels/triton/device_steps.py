@@ -29,7 +29,14 @@ class TritonDeviceSteps:
     append_sampled = staticmethod(append_sampled)
 
     def make_sampler(
-        self, *, num_rows: int, num_logits: int, vocab_size: int, device: torch.device
+        self,
+        *,
+        num_rows: int,
+        num_logits: int,
+        vocab_size: int,
+        device: torch.device,
+        reports_processed: bool = False,
+        reports_logits: bool = False,
     ) -> TritonStepSampler:
         """See `DeviceStepOperations.make_sampler`."""
         words = torch.zeros(
@@ -43,6 +50,8 @@ class TritonDeviceSteps:
             logprobs=LogprobsMemory.allocate(
                 num_logits, vocab_size, min(MAX_DEVICE_LOGPROBS, vocab_size), device
             ),
+            reports_processed=reports_processed,
+            reports_logits=reports_logits,
         )
 
 
@@ -55,6 +64,8 @@ class TritonStepSampler:
     columns: SamplingColumns
     memory: SamplingMemory
     logprobs: LogprobsMemory
+    reports_processed: bool
+    reports_logits: bool
 
     def sample(
         self,
@@ -65,7 +76,7 @@ class TritonStepSampler:
         num_sequences: int,
         mode: SamplingMode,
         masks: LogitMasks | None = None,
-    ) -> None:
+    ) -> torch.Tensor:
         """See `StepSampler.sample`."""
         num_rows, is_full = logits_NV.shape[0], mode is SamplingMode.FULL
         columns, results, rows = self.columns.first(num_rows), self.results, self.rows
@@ -95,11 +106,14 @@ class TritonStepSampler:
             best_logit_R=results.best_logits_C[:num_rows],
             any_truncated=mode is not SamplingMode.PLAIN,
         )
+        told_NV = raw_NV
         if is_full:
+            if self.reports_processed:
+                told_NV = self._drawn_from(logits_NV, columns)
             token_ids_N = results.token_ids_C[:num_rows]
             count_tokens(token_ids_N, columns, rows.output_counts_NV)
             report_logprobs(
-                raw_NV,
+                told_NV,
                 token_ids_N,
                 columns,
                 memory=self.logprobs,
@@ -107,3 +121,20 @@ class TritonStepSampler:
                 out_logprobs_RN=results.logprobs_CN[:num_rows],
                 out_ranks_R=results.ranks_C[:num_rows],
             )
+            if self.reports_logits:  # columns that a row does not report may hold any ids
+                ids_NK = results.logprob_ids_CN[:num_rows].long().clamp(0, rows.vocab_size - 1)
+                results.logprobs_CN[:num_rows] = told_NV.gather(1, ids_NK)
+        return told_NV
+
+    def _drawn_from(self, logits_NV: torch.Tensor, columns: SamplingColumns) -> torch.Tensor:
+        """Float32 logits, changed in place, as `sample` has cut them."""
+        number, vocab_size = logits_NV.shape
+        is_greedy_N1 = columns.is_greedy_N[:, None]
+        threshold_N1, last_tie_N1 = (
+            each[:number, None]
+            for each in (self.memory.truncation.threshold_R, self.memory.truncation.last_tie_R)
+        )
+        logits_NV /= torch.where(is_greedy_N1, 1.0, columns.temperature_N[:, None])
+        is_tie_NV = torch.arange(vocab_size, device=logits_NV.device) <= last_tie_N1
+        is_kept_NV = (logits_NV > threshold_N1) | ((logits_NV == threshold_N1) & is_tie_NV)
+        return logits_NV.masked_fill_(~(is_kept_NV | is_greedy_N1), -torch.inf)

@@ -17,7 +17,12 @@ from kernels.interface.sampling_rows import (
     TokenList,
 )
 from kernels.interface.step_inputs import TOKEN_TABLE, DeviceRows, PackedLayout, StepTensors
-from kernels.torch.sampling import apply_penalties, sample_from_all, sample_truncated
+from kernels.torch.sampling import (
+    apply_penalties,
+    sample_from_all,
+    sample_truncated,
+    truncate_by_sorting,
+)
 
 _RECORD_WORDS = 4
 
@@ -122,13 +127,22 @@ class TorchDeviceSteps:
                 rows.token_ids[sequence.row, sequence.seq_len] = token_ids_N[sequence.sample_index]
 
     def make_sampler(
-        self, *, num_rows: int, num_logits: int, vocab_size: int, device: torch.device
+        self,
+        *,
+        num_rows: int,
+        num_logits: int,
+        vocab_size: int,
+        device: torch.device,
+        reports_processed: bool = False,
+        reports_logits: bool = False,
     ) -> TorchStepSampler:
         """See `DeviceStepOperations.make_sampler`."""
         words = torch.zeros(StepResults.num_words(num_logits, vocab_size), dtype=torch.int32)
         return TorchStepSampler(
             SamplingRows.allocate(num_rows=num_rows, vocab_size=vocab_size, device=device),
             StepResults.over(words, capacity=num_logits, vocab_size=vocab_size),
+            reports_processed,
+            reports_logits,
         )
 
 
@@ -138,6 +152,8 @@ class TorchStepSampler:
 
     rows: SamplingRows
     results: StepResults
+    reports_processed: bool
+    reports_logits: bool
 
     def sample(
         self,
@@ -148,10 +164,10 @@ class TorchStepSampler:
         num_sequences: int,
         mode: SamplingMode,
         masks: LogitMasks | None = None,
-    ) -> None:
+    ) -> torch.Tensor:
         """See `StepSampler.sample`."""
         assert masks is None or mode is SamplingMode.FULL
-        logits_NV = logits_NV.float()
+        raw_NV, logits_NV = logits_NV, logits_NV.to(torch.float32, copy=True)
         counted: list[tuple[int, int]] = []
         for sequence in _sequences(packed, layout):
             if sequence.sample_index >= 0:
@@ -163,6 +179,7 @@ class TorchStepSampler:
         for row, token_id in counted if mode is SamplingMode.FULL else ():
             if self.rows.state_NX[row, StateWord.FLAGS] & StateFlag.COUNTED:
                 self.rows.output_counts_NV[row, token_id] += 1
+        return logits_NV if self.reports_processed else raw_NV
 
     def _sample_row(
         self,
@@ -189,7 +206,15 @@ class TorchStepSampler:
         out.best_logits_C[sample_index] = torch.inf if best.isnan() else best
         token_id = self._choose(logits_V, sequence, numbers, mode) if best.isfinite() else 0
         out.token_ids_C[sample_index] = token_id
+        if self.reports_processed and not numbers[StateWord.FLAGS] & StateFlag.GREEDY:
+            logits_V[:] = truncate_by_sorting(
+                logits_V / temperature,
+                top_k=numbers[StateWord.TOP_K],
+                top_p=reals[StateWord.TOP_P],
+                min_p=reals[StateWord.MIN_P],
+            )
         if mode is SamplingMode.FULL and numbers[StateWord.NUM_LOGPROBS] >= 0:
+            raw_V = logits_V if self.reports_processed else raw_V
             self._report(raw_V, token_id, sample_index, numbers[StateWord.NUM_LOGPROBS])
 
     def _change(
@@ -246,8 +271,8 @@ class TorchStepSampler:
 
     def _report(self, raw_V: torch.Tensor, token_id: int, sample_index: int, number: int) -> None:
         out = self.results
-        logprobs_V = raw_V.log_softmax(dim=0)
-        values, ids = logprobs_V.topk(number)
+        logprobs_V = raw_V if self.reports_logits else raw_V.log_softmax(dim=0)
+        values, ids = (each[:number] for each in logprobs_V.sort(descending=True, stable=True))
         out.logprob_ids_CN[sample_index, 0] = token_id
         out.logprob_ids_CN[sample_index, 1 : number + 1] = ids
         out.logprobs_CN[sample_index, 0] = logprobs_V[token_id]

@@ -29,7 +29,9 @@ from kernels.interface.sampling import SamplingOperations
 def make_sampler(config: RunnerConfig, batch: CPUInputBatch) -> CPUSampler:
     """Make the sampler over all ranks' tokens, with the operator's logits processors."""
     assert isinstance(config.ops, SamplingOperations), f"{config.ops.name} samples on its own"
-    vocabulary, ops = vocabulary_rows(config.ops, config.collectives, config.vocab_size)
+    vocabulary, ops = vocabulary_rows(
+        config.ops, config.collectives, config.vocab_size, reports_logits=config.reports_logits
+    )
     processors = None
     if config.logits_processors:
         processors = RowProcessors(config.logits_processors, batch.token_ids)
@@ -39,6 +41,7 @@ def make_sampler(config: RunnerConfig, batch: CPUInputBatch) -> CPUSampler:
         vocab_size=config.vocab_size,
         processors=processors,
         vocabulary=vocabulary,
+        reports_processed=config.reports_processed,
     )
 
 

@@ -1,6 +1,6 @@
 """Chooses the next token of each row, by what the row's request asked for.
 
-raw logits, kept for rows that report log-probabilities -> logits processors
+raw logits, reported unless processed ones are -> logits processors
 -> masks -> allowed tokens -> min_tokens -> bias -> penalties -> greedy rows take the best here
 -> temperature -> min_p -> top_k -> top_p -> Gumbel-max"""
 
@@ -18,6 +18,7 @@ from engine_core.model_runner.sampling_params import ResolvedSampling
 from engine_core.model_runner.vocabulary_rows import VocabularyRows, WholeVocabulary
 from engine_core.scheduler.records.prompt_content import EmbeddedRows, token_ranges
 from kernels.interface.sampling import Penalties, SamplingLimits, SamplingOperations
+from kernels.torch.sampling import truncate_by_sorting
 from protocol.outputs import Logprobs
 from protocol.sampling import SamplingParams
 
@@ -74,6 +75,7 @@ class CPUSampler:
         ops: the backend.
         vocabulary: that a row of logits is of; None: `vocab_size` tokens.
         processors: the operator's; None: there are none.
+        reports_processed: log-probabilities are of what is drawn from, not of the raw logits.
     """
 
     def __init__(
@@ -84,10 +86,12 @@ class CPUSampler:
         vocab_size: int,
         processors: RowProcessors | None = None,
         vocabulary: VocabularyRows | None = None,
+        reports_processed: bool = False,
     ) -> None:
         self._ops = ops
         self.vocabulary = vocabulary or WholeVocabulary(vocab_size)
         self.processors = processors
+        self._reports_processed = reports_processed
         self._vocab_size = vocab_size
         self._temperature: npt.NDArray[np.float32] = np.ones(max_num_rows, np.float32)
         self._top_k: npt.NDArray[np.int64] = np.zeros(max_num_rows, np.int64)
@@ -213,15 +217,15 @@ class CPUSampler:
             return SampledRows(best_ids_R.numpy(), {}, _not_numbers(logits_RV, best_R))
         logits_RV = logits_RV.cpu()
         requested = np.flatnonzero(self._num_logprobs[rows] >= 0)
-        raw_WV: torch.Tensor | None = None
-        if requested.size:
-            asking = rows[requested]
+        told_WV: torch.Tensor | None = None
+        asking = rows[requested]
+        if requested.size and not self._reports_processed:
             stay = self._is_greedy[asking].all() and not self._has_rules[asking].any()
             is_copied = masks is not None or self.processors is not None or not stay
             if len(asking) < len(rows) or is_copied:
-                raw_WV = logits_RV[torch.from_numpy(requested)]
+                told_WV = logits_RV[torch.from_numpy(requested)]
             else:
-                raw_WV = logits_RV
+                told_WV = logits_RV
         is_changed = self._has_rules[rows]
         ruled = np.flatnonzero(is_changed) if self._rules else _NONE
         if masks is None or self.processors is not None:
@@ -250,16 +254,18 @@ class CPUSampler:
             part_RV = logits_RV if len(changed) == len(rows) else logits_RV[changed]
             best_ids_R[changed], best_R[changed] = self._ops.best_of_rows(part_RV)
         failures = self._impossible(logits_RV, best_R, rows) | failures
+        if requested.size and self._reports_processed:
+            told_WV = self._drawn_from(logits_RV[torch.from_numpy(requested)], asking)
         chosen = self._choose(logits_RV, rows, positions, best_ids_R.numpy())
         logprobs: dict[int, Logprobs] = {}
-        if raw_WV is not None:
+        if told_WV is not None:
             named = {
                 at: self._logprob_ids[row]
                 for at, row in enumerate(asking.tolist() if self._logprob_ids else ())
                 if row in self._logprob_ids
             }
             reported = report_logprobs(
-                raw_WV, chosen[requested], self._num_logprobs[asking], named, self.vocabulary
+                told_WV, chosen[requested], self._num_logprobs[asking], named, self.vocabulary
             )
             logprobs = {
                 index: columns
@@ -267,6 +273,19 @@ class CPUSampler:
                 if index not in failures
             }
         return SampledRows(chosen, logprobs, failures)
+
+    def _drawn_from(self, logits_WV: torch.Tensor, rows: npt.NDArray[np.int64]) -> torch.Tensor:
+        """The logits of these rows, changed in place: divided by the temperature, and -inf where
+        min_p, top_k and top_p leave nothing. Those of greedy rows stay."""
+        for index, row in enumerate(rows.tolist()):
+            if not self._is_greedy[row]:
+                logits_WV[index] = truncate_by_sorting(
+                    logits_WV[index] / torch.tensor(self._temperature[row]),
+                    top_k=int(self._top_k[row]),
+                    top_p=float(self._top_p[row]),
+                    min_p=float(self._min_p[row]),
+                )
+        return logits_WV
 
     def _impossible(
         self, logits_RV: torch.Tensor, best_R: torch.Tensor, rows: npt.NDArray[np.int64]

@@ -17,7 +17,6 @@ from engine_core.model_runner.cpu.input_batch import (
 from engine_core.model_runner.cpu.row_features import make_drafter, update_rows
 from engine_core.model_runner.cpu.sampler import CPUSampler
 from engine_core.model_runner.gpu.queue import DeviceQueue
-from engine_core.model_runner.gpu.results import HostResults
 from engine_core.model_runner.gpu.runner import GPUModelRunner
 from engine_core.model_runner.gpu.step import GPUStep
 from engine_core.model_runner.gpu.warm_up import steps_of_every_kind, steps_of_every_size
@@ -113,8 +112,8 @@ class DraftingGPURunner(GPUModelRunner):
             self.host_batch.append_tokens(rows, positions, token_ids)
             self._host_sampler.append_tokens(rows, token_ids)
 
-    def _forward(self, step: GPUStep, results: HostResults | None = None) -> torch.Tensor | None:
-        logits_NV = super()._forward(step, results)
+    def _forward(self, step: GPUStep) -> torch.Tensor | None:
+        logits_NV = super()._forward(step)
         self._drafter.keep_states()
         return logits_NV
 

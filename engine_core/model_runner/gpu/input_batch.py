@@ -58,6 +58,7 @@ class GPUInputBatch:
         self._rows = rows
         self.parts = parts
         self._vocab_size = config.vocab_size
+        self._reports_processed = config.reports_processed
         self._writes = TableWrites(config)
         self.num_tokens: Int64Array = np.zeros(max_num_rows, np.int64)
         """Tokens of each row, those in flight included; of a step with drafts one until it is known
@@ -110,7 +111,9 @@ class GPUInputBatch:
         self.num_tokens[row] = placed.num_known
         self.generation[row] += 1
         self.is_truncated[row] = sampling.is_truncated
-        self.needs_full[row] = packed.needs_full
+        self.needs_full[row] = packed.needs_full or (
+            self._reports_processed and sampling.num_logprobs >= 0
+        )
         self.min_length[row] = sampling.min_length
         self.num_logprobs[row] = sampling.num_logprobs
         self.logprob_ids.pop(row, None)

@@ -14,7 +14,7 @@ from engine_core.model_runner.output import (
     report_logprobs,
     runner_output,
 )
-from engine_core.model_runner.vocabulary_rows import WholeVocabulary
+from engine_core.model_runner.vocabulary_rows import VocabularyRows
 from engine_core.scheduler import ModelRunnerOutput, SchedulerOutput
 from kernels.interface.device_steps import SamplingMode
 from kernels.interface.sampling_rows import StepResults
@@ -24,16 +24,17 @@ from protocol.outputs import Logprobs
 @dataclasses.dataclass(frozen=True, slots=True)
 class HostResults:
     """Where the results of a step in flight land; the device's until the step is done.
-    `raw_logits_WV`: float32, the raw logits of rows whose log-probabilities the host reports."""
+    `logits_WV`: float32, of rows of which the host reports log-probabilities, by `vocabulary`."""
 
     results: StepResults
-    raw_logits_WV: torch.Tensor | None
+    logits_WV: torch.Tensor | None
+    vocabulary: VocabularyRows
 
     def fetch_logits(self, logits_NV: torch.Tensor, step: GPUStep) -> None:
-        """Copy what the host needs of raw logits, before sampling changes them."""
-        if self.raw_logits_WV is not None:
+        """Copy what the host needs of the logits that are reported."""
+        if self.logits_WV is not None:
             for place, index in enumerate(step.from_host_N.tolist()):
-                self.raw_logits_WV[place].copy_(logits_NV[index], non_blocking=True)
+                self.logits_WV[place].copy_(logits_NV[index], non_blocking=True)
 
     def fetch(self, device: StepResults, step: GPUStep) -> None:
         """Copy what sampling wrote."""
@@ -103,13 +104,13 @@ def _device_reports(step: GPUStep, results: StepResults) -> dict[int, Logprobs]:
 def _host_reports(
     step: GPUStep, host: HostResults, chosen_N: np.ndarray[tuple[int], np.dtype[np.int64]]
 ) -> dict[int, Logprobs]:
-    if host.raw_logits_WV is None:
+    if host.logits_WV is None:
         return {}
     reports = report_logprobs(
-        host.raw_logits_WV,
+        host.logits_WV,
         chosen_N[step.from_host_N],
         step.num_logprobs_N[step.from_host_N],
         {at: ids for at, ids in enumerate(step.logprob_ids) if ids},
-        WholeVocabulary(host.raw_logits_WV.shape[1]),
+        host.vocabulary,
     )
     return dict(zip(step.from_host_N.tolist(), reports, strict=True))

@@ -36,13 +36,14 @@ from engine_core.model_runner.gpu.warm_up import (
 from engine_core.model_runner.row_features import row_features
 from engine_core.model_runner.row_parts import Int64Array, RowParts
 from engine_core.model_runner.rows import RunnerRows
-from engine_core.model_runner.vocabulary_rows import WholeVocabulary
+from engine_core.model_runner.vocabulary_rows import WholeVocabulary, token_logits
 from engine_core.scheduler import ModelRunnerOutput, SchedulerOutput
 from engine_core.scheduler.plan import TokenMasks
 from kernels.interface.device_steps import DeviceStepOperations, LogitMasks, SamplingMode
 from kernels.interface.operations import AttentionPlanner, OutputRows
 from kernels.interface.sampling_rows import StepResults
 from kernels.interface.step_inputs import DeviceRows, PackedLayout, StepTensors
+from kernels.torch.sampling import token_logprobs
 
 _MAX_STEPS_IN_FLIGHT = 2
 
@@ -120,10 +121,12 @@ class GPUModelRunner:
             device=queue.device,
         )
         self.rows = RunnerRows(config)
+        report = token_logits if config.reports_logits else token_logprobs
+        self._vocabulary = WholeVocabulary(config.vocab_size, report)
         parts = row_features(
             config,
             token_ids=self._device_rows.token_ids,
-            vocabulary=WholeVocabulary(config.vocab_size),
+            vocabulary=self._vocabulary,
             host_tensor=queue.host_tensor,
         )
         if config.encoder is not None:
@@ -135,6 +138,8 @@ class GPUModelRunner:
             num_logits=config.max_num_logits,
             vocab_size=config.vocab_size,
             device=queue.device,
+            reports_processed=config.reports_processed,
+            reports_logits=config.reports_logits,
         )
         self._sampling_tables = DeviceRows(
             token_ids=self._sampler.rows.state_NX, block_tables=self._sampler.rows.lists_3NM
@@ -279,11 +284,11 @@ class GPUModelRunner:
     ) -> tuple[HostResults, Work]:
         """Returns where the results will be, and what waits for them."""
         packed = self._buffer.pack(slot, step, changes)
-        raw_logits_WV = None
+        logits_WV = None
         if step is not None and step.from_host_N.size:
             shape = (len(step.from_host_N), self.config.vocab_size)
-            raw_logits_WV = self._queue.host_tensor(shape, torch.float32)
-        results = HostResults(self._results[slot], raw_logits_WV)
+            logits_WV = self._queue.host_tensor(shape, torch.float32)
+        results = HostResults(self._results[slot], logits_WV, self._vocabulary)
 
         @torch.inference_mode()
         def work() -> None:
@@ -330,7 +335,7 @@ class GPUModelRunner:
         """The device computes logits while masks are made; then they are sent, and it samples.
         `logits_NV`: of a graph that was replayed."""
         if logits_NV is None:
-            logits_NV = self._forward(step, results)
+            logits_NV = self._forward(step)
             assert logits_NV is not None, "masks are of sampled sequences"
         if self._grammar_masks is None:
             self._grammar_masks = GrammarMasks(
@@ -340,7 +345,7 @@ class GPUModelRunner:
                 num_slots=_MAX_STEPS_IN_FLIGHT,
             )
         masks_sent = self._grammar_masks.send(slot, step, masks)
-        self._choose(step, logits_NV[: len(step.sampled_N)], masks_sent)
+        self._choose(step, logits_NV[: len(step.sampled_N)], results, masks_sent)
 
     def _capture(self, key: GraphKey) -> Work:
         """What replays a decode step; called inside launched work, before the step's own words are
@@ -376,11 +381,11 @@ class GPUModelRunner:
         """All between the copy to the device and the copy back: the same calls for a step that is
         launched piece by piece and, without `results`, for one that is captured in a graph. Chosen
         tokens are appended to their rows. Of `step` only counts and mode are read."""
-        logits_NV = self._forward(step, results)
+        logits_NV = self._forward(step)
         if logits_NV is not None:
-            self._choose(step, logits_NV)
+            self._choose(step, logits_NV, results)
 
-    def _forward(self, step: GPUStep, results: HostResults | None = None) -> torch.Tensor | None:
+    def _forward(self, step: GPUStep) -> torch.Tensor | None:
         """The logits of what is sampled; None if nothing is."""
         packed, layout = self._buffer.device_words, self._buffer.layout
         num_sequences, num_sampled = len(step.rows_R), len(step.sampled_N)
@@ -414,10 +419,7 @@ class GPUModelRunner:
         if output is not None and len(hidden_TE) < step.num_tokens:
             at_N = torch.searchsorted(output.rows_N, at_N)
         last_NE = hidden_TE.index_select(0, at_N)
-        logits_NV = self.model.compute_logits(last_NE)
-        if results is not None:
-            results.fetch_logits(logits_NV, step)
-        return logits_NV
+        return self.model.compute_logits(last_NE)
 
     def _last_rows(self, planner: AttentionPlanner, tensors: StepTensors) -> OutputRows:
         """Of each entry, sampled or not; to the last layer all of them are decodes."""
@@ -434,13 +436,19 @@ class GPUModelRunner:
         return OutputRows(tensors.query_start_loc_R1[1:].long() - 1, metadata)
 
     def _choose(
-        self, step: GPUStep, logits_NV: torch.Tensor, masks: LogitMasks | None = None
+        self,
+        step: GPUStep,
+        logits_NV: torch.Tensor,
+        results: HostResults | None,
+        masks: LogitMasks | None = None,
     ) -> None:
         packed, layout = self._buffer.device_words, self._buffer.layout
         num_sequences, num_sampled = len(step.rows_R), len(step.sampled_N)
-        self._sampler.sample(
+        told_NV = self._sampler.sample(
             logits_NV, packed, layout, num_sequences=num_sequences, mode=step.mode, masks=masks
         )
+        if results is not None:
+            results.fetch_logits(told_NV, step)
         self._steps.append_sampled(
             packed,
             layout,

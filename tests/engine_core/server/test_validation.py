@@ -131,6 +131,12 @@ def beams(width=4, *, num_sequences=None, output_token_ids=(), **params):
     )
 
 
+def test_beams_need_log_probabilities_of_the_model():
+    limits = dataclasses.replace(LIMITS, no_beams="--logprobs-mode processed_logits")
+    with pytest.raises(RequestRefused, match="not support --logprobs-mode processed_logits"):
+        limits.check(beams())
+
+
 def test_several_sequences_and_beams_pass():
     LIMITS.check(replaced(num_sequences=8))
     LIMITS.check(beams(stop_token_ids=(5,), ignore_eos=True))

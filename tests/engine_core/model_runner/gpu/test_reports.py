@@ -4,6 +4,7 @@ a warm cache, with preemption, each position once."""
 import numpy as np
 import pytest
 import torch
+import transformers
 from engine_loop import EngineLoop, few_blocks, make_scheduler
 
 from engine_core.model_runner import prompt_logprobs
@@ -27,10 +28,10 @@ def any_runner(request, reference, make_runner, ops):
     return request.getfixturevalue("make_device_runner"), 2
 
 
-def make_loop(reference, any_runner, *, swap=False, num_blocks=None, **scheduling):
+def make_loop(reference, any_runner, *, swap=False, num_blocks=None, reports=None, **scheduling):
     make, depth = any_runner
     blocks = few_blocks(reference) | ({} if num_blocks is None else {"num_blocks": num_blocks})
-    runner = make(max_num_seqs=8, max_model_len=64, **blocks)
+    runner = make(max_num_seqs=8, max_model_len=64, **blocks, **reports or {})
     scheduler = make_scheduler(
         runner.config.layout,
         swap=swap,
@@ -121,6 +122,82 @@ def test_a_request_that_reports_its_prompt_reads_no_cached_prefix_and_leaves_one
         loop.finish()
     assert loop.num_cached_tokens == {"first": 0, "second": 0, "third": 40}
     assert loop.tokens["first", 0] == loop.tokens["second", 0] == loop.tokens["third", 0]
+
+
+PROCESSED = {
+    "greedy": {"temperature": 0.0, "repetition_penalty": 1.4, "logit_bias": {9: 1.5, 40: -2.0}},
+    "drawn": {"temperature": 1.7},
+    "top k": {"temperature": 0.6, "top_k": 5, "repetition_penalty": 1.2},
+    "top p": {"temperature": 1.3, "top_p": 0.8, "allowed_token_ids": tuple(range(10, 90))},
+    "all": {"temperature": 0.8, "top_k": 40, "top_p": 0.9, "min_p": 0.02, "min_tokens": 3},
+}
+
+
+def processed_by_transformers(logits_V, tokens, num_output, params):
+    """One row, by the processors that transformers has, in our order."""
+    scores, ids = logits_V[None].clone(), torch.tensor([tokens])
+    if params.allowed_token_ids is not None:
+        others = sorted(set(range(V)) - set(params.allowed_token_ids))
+        scores[:, others] = -torch.inf
+    if num_output < params.min_tokens:
+        scores[:, 7] = -torch.inf  # end of sequence
+    for token_id, bias in params.logit_bias.items():
+        scores[:, token_id] += bias
+    if params.repetition_penalty != 1:
+        scores = transformers.RepetitionPenaltyLogitsProcessor(params.repetition_penalty)(
+            ids, scores
+        )
+    if params.temperature:
+        scores = scores / params.temperature
+        for warper, value, off in (
+            (transformers.MinPLogitsWarper, params.min_p, 0.0),
+            (transformers.TopKLogitsWarper, params.top_k, 0),
+            (transformers.TopPLogitsWarper, params.top_p, 1.0),
+        ):
+            scores = scores if value == off else warper(value)(ids, scores)
+    return scores[0]
+
+
+@pytest.mark.parametrize("mode", ["raw_logits", "processed_logprobs", "processed_logits"])
+def test_reports_are_of_what_the_mode_names(reference, any_runner, mode):
+    """Some from the device, some from the host, some of tokens that are named; and prompts."""
+    is_processed, are_logits = "processed" in mode, "logits" in mode
+    reports = {"reports_processed": is_processed, "reports_logits": are_logits}
+    loop = make_loop(reference, any_runner, reports=reports)
+    wanted = [{"logprobs": 3}, {"logprobs": -1}, {"logprob_token_ids": (3, 130, 50)}]
+    asked = {}
+    for number, (name, kind) in enumerate(PROCESSED.items()):
+        more = wanted[number % 3] | ({"prompt_logprobs": 2} if number == 1 else {})
+        asked[name] = SamplingParams(max_tokens=5, seed=number, **kind, **more)
+        loop.add(name, prompts(0)[2], asked[name])
+    loop.finish()
+    for name, params in asked.items():
+        tokens = [*prompts(0)[2]]
+        for place, (raw_ids, raw_values) in enumerate(loop.logprob_bytes[name, 0]):
+            with torch.inference_mode():
+                expected = reference(torch.tensor([tokens])).logits[0, -1].float()
+            if is_processed:
+                expected = processed_by_transformers(expected, tokens, place, params)
+            expected = expected if are_logits else expected.log_softmax(-1)
+            ids = np.frombuffer(raw_ids, "<i4").astype(np.int64)
+            values = torch.from_numpy(np.frombuffer(raw_values, "<f4").copy())
+            torch.testing.assert_close(values, expected[ids], atol=1e-4, rtol=1e-5)
+            if not params.logprob_token_ids:
+                best = expected.topk(len(ids) - 1).values
+                torch.testing.assert_close(values[1:], best, atol=1e-4, rtol=1e-5)
+            assert expected[ids[0]].isfinite()
+            rank = int((expected > expected[ids[0]] + 1e-4).sum()) + 1
+            most = int((expected > expected[ids[0]] - 1e-4).sum()) + 1
+            assert rank <= loop.logprobs[name, 0][place] <= most
+            tokens.append(int(ids[0]))
+    found = Logprobs.joined(loop.prompt_logprobs["drawn"])
+    values = np.frombuffer(found.logprobs, "<f4").reshape(-1, 3)
+    with torch.inference_mode():
+        expected = reference(torch.tensor([prompts(0)[2]])).logits[0, :-1].float()
+    expected = expected if are_logits else expected.log_softmax(-1)
+    torch.testing.assert_close(
+        torch.from_numpy(values[:, 1:].copy()), expected.topk(2).values, atol=1e-4, rtol=1e-5
+    )
 
 
 def test_an_id_used_again_gets_no_report_of_the_request_before(reference, any_runner):
