@@ -11,6 +11,7 @@ from frontend.multimodal.media import has_media, in_thread
 from frontend.outputs import BeamSearchOutput, RequestOutput, beam_search_output, best_of
 from frontend.pooling import PoolingCalls
 from frontend.request_options import RequestOptions, adapter_of
+from frontend.request_state import RequestState
 from frontend.sampling_params import BeamSearchParams, SamplingParams
 from frontend.shared_threads import OWN_TEMPLATES, REQUEST_TEMPLATES
 from frontend.text.long_texts import LONG_CHARS, read_texts
@@ -179,12 +180,7 @@ class AsyncLLM(PoolingCalls):
     ) -> AsyncGenerator[RequestOutput, None]:
         await self.ready()
         await self.know_adapter(adapter_of(options))
-        prompt = await self.with_media(prompt)
-        if chars_of(prompt) > LONG_CHARS and self.input_processor.encoder_prompts is None:
-            (prompt,) = await self.tokenized([prompt], is_cut=_is_cut(params))
-        request = self.input_processor.make_request(
-            prompt, params, self.session.requests.new_request_id(request_id), **options
-        )
+        request = await self.make_request(prompt, params, request_id, **options)
         request.session_id = session_id
         try:
             self.session.submit(request)
@@ -195,6 +191,20 @@ class AsyncLLM(PoolingCalls):
                 yield best_of(output, params) if isinstance(params, SamplingParams) else output
         finally:
             self.session.release(request)
+
+    async def make_request(
+        self,
+        prompt: object,
+        params: SamplingParams | BeamSearchParams | None,
+        request_id: str | None = None,
+        **options: Unpack[RequestOptions],
+    ) -> RequestState:
+        """The request that `generate` would send. Raises InvalidInput: see there."""
+        prompt = await self.with_media(prompt)
+        if chars_of(prompt) > LONG_CHARS and self.input_processor.encoder_prompts is None:
+            (prompt,) = await self.tokenized([prompt], is_cut=_is_cut(params))
+        new_id = self.session.requests.new_request_id(request_id)
+        return self.input_processor.make_request(prompt, params, new_id, **options)
 
     async def abort(self, request_id: str | Sequence[str]) -> None:
         """End requests: their streams get a last output with finish reason "abort". Unknown ids

@@ -79,7 +79,7 @@ class RequestState:
         self.metrics = RequestMetrics(arrival_time=time.time())
         self.wire = request
         """The request as the engine was asked it, under the user's id."""
-        self._prompt_text = prompt_text
+        self.prompt_text = prompt_text
         self._kind = output_kind
         self._is_final_only = output_kind is RequestOutputKind.FINAL_ONLY
         self._last_token_s: float | None = None
@@ -269,7 +269,7 @@ class RequestState:
         self._final_taken = finished
         return RequestOutput(  # one a token: names cost half a microsecond
             self.request_id,
-            self._prompt_text,
+            self.prompt_text,
             self.wire.prompt_token_ids,
             outputs,
             finished,

@@ -31,9 +31,9 @@ from frontend.http.ollama import embeddings as ollama_embeddings
 from frontend.http.ollama import generation as ollama
 from frontend.http.ollama import models as ollama_models
 from frontend.http.ollama import presets as ollama_presets
-from frontend.http.openai import batches, files, models
-from frontend.http.openai.chat import chat_completions
-from frontend.http.openai.completions import completions
+from frontend.http.openai import batches, files, models, token_ids
+from frontend.http.openai.chat import chat_completions, render_chat
+from frontend.http.openai.completions import completions, render_completions
 from frontend.http.openai.transcriptions import transcriptions, translations
 from frontend.http.operations import openapi_document
 from frontend.http.pooling import embeddings, scores
@@ -49,7 +49,8 @@ logger = logging.getLogger(__name__)
 _SETTINGS = ServerSettings()
 
 OPERATIONS = [
-    *(chat_completions, completions, tokenize.tokenize, tokenize.detokenize),
+    *(chat_completions, render_chat, completions, render_completions, token_ids.generate),
+    *(tokenize.tokenize, tokenize.detokenize),
     *(transcriptions, translations),
     *(models.list_models, models.get_model),
     *(files.upload, files.list_files, files.get_file, files.get_content, files.delete_file),

@@ -1,10 +1,11 @@
 """What chat completions and completions do alike: usage, finish reasons, log-probabilities."""
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, TypeVar
 
+import msgspec
 from msgspec import UNSET
 
 from frontend.errors import EngineClientError
@@ -12,9 +13,6 @@ from frontend.http.api_errors import ApiError
 from frontend.http.event_stream import DONE, event, in_pieces
 from frontend.http.exchange import Exchange, current_exchange
 from frontend.http.generation.answer_bodies import (
-    ChatCompletion,
-    ChatCompletionChunk,
-    Completion,
     CompletionTokensDetails,
     PromptLogprobList,
     PromptTokensDetails,
@@ -30,7 +28,7 @@ from frontend.text.tokenizer import Tokenizer
 _MAX_LOGPROBS = 2**20
 """Most log-probabilities of an answer that is no stream: about 60 MiB of JSON."""
 _TOKENS_AT_ONCE = 64
-Body = TypeVar("Body", ChatCompletion, ChatCompletionChunk, Completion)
+Body = TypeVar("Body", bound=msgspec.Struct)
 
 
 class EngineFailure(EngineClientError):
@@ -109,11 +107,11 @@ class CompletionAnswer(TokenCounts):
         """Whether every event says the usage so far."""
         return bool(self._options.continuous_usage_stats)
 
-    def end(self, form: type[Body]) -> bytes:
-        """The last of its events."""
-        return (
-            event(self.body(form, [], self.usage())) if self._options.include_usage else b""
-        ) + DONE
+    def end(self, form: type[Body], **more: Any) -> bytes:
+        """The last of its events. `more`: see `event`."""
+        if not self._options.include_usage:
+            return DONE
+        return event(self.body(form, [], self.usage(), **more)) + DONE
 
 
 def finish_reason(output: CompletionOutput) -> str | None:
@@ -130,17 +128,30 @@ def token_logprobs(
     token_ids: Sequence[int],
     logprobs: Sequence[Mapping[int, Logprob]],
     num_top: int,
-    tokenizer: Tokenizer,
+    tokenizer: Tokenizer | None,
     *,
     skip_special_tokens: bool = True,
+    as_ids: bool = False,
 ) -> Any:
     """One entry a token, as chat completions have them; in JSON. Bytes are what the token adds to
-    the text, perhaps a part of a character: joined they are the text."""
-    pieces = tokenizer.pieces
-    skipped = pieces.special_token_ids if skip_special_tokens else frozenset()
+    the text, perhaps a part of a character: joined they are the text.
 
-    def added(token_id: int) -> list[int]:
+    Args:
+        tokenizer: None: tokens have no bytes.
+        as_ids: tokens are named by their ids, as they are without a tokenizer.
+    """
+    pieces = None if tokenizer is None else tokenizer.pieces
+    skipped: Collection[int] = ()
+    if pieces is not None and skip_special_tokens:
+        skipped = pieces.special_token_ids
+
+    def added(token_id: int) -> list[int] | None:
+        if pieces is None:
+            return None
         return [] if token_id in skipped else list(pieces.bytes_of(token_id))
+
+    def named(token_id: int) -> str:
+        return f"token_id:{token_id}" if as_ids or pieces is None else pieces.text(token_id)
 
     def entry(token_id: int, candidates: Mapping[int, Logprob]) -> TokenLogprob:
         tops = sorted(
@@ -148,10 +159,10 @@ def token_logprobs(
             key=lambda candidate: candidate[1].rank or 0,
         )
         return TokenLogprob(
-            pieces.text(token_id),
+            named(token_id),
             finite(candidates[token_id].logprob),
             added(token_id),
-            [TopLogprob(pieces.text(each), finite(top.logprob), added(each)) for each, top in tops],
+            [TopLogprob(named(each), finite(top.logprob), added(each)) for each, top in tops],
         )
 
     return in_pieces(map(entry, token_ids, logprobs), _TOKENS_AT_ONCE)
@@ -189,8 +200,11 @@ def check_size(num_logprobs: int) -> int:
     return num_logprobs
 
 
-def token_name(token_id: int, tokenizer: Tokenizer) -> str:
-    """A token's text; of a part of a character its bytes, as OpenAI's completions have them."""
+def token_name(token_id: int, tokenizer: Tokenizer, *, as_id: bool = False) -> str:
+    """A token's text; of a part of a character its bytes, as OpenAI's completions have them.
+    `as_id`: its id instead."""
+    if as_id:
+        return f"token_id:{token_id}"
     raw = tokenizer.pieces.bytes_of(token_id)
     try:
         return raw.decode()

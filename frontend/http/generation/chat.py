@@ -2,6 +2,7 @@
 
 import dataclasses
 from collections.abc import AsyncGenerator, Sequence
+from typing import Any
 
 from starlette.requests import Request
 
@@ -20,6 +21,7 @@ from frontend.http.generation.structured_outputs import structured_outputs
 from frontend.http.tools.grammar import chosen_tool
 from frontend.http.tools.rules import OfferedTool
 from frontend.outputs import RequestOutput
+from frontend.sampling_params import SamplingParams
 
 _TOOL_FIELD = "tools[{}].function.parameters"
 
@@ -93,6 +95,23 @@ async def generate_chat(
     Raises:
         ApiError, InvalidInput: something that cannot be served.
     """
+    messages, params, options = await chat_call(llm, asked, parts)
+    return llm.chat(
+        messages,
+        params,
+        **options,
+        cache_salt=asked.cache_salt,
+        **exchange.generates_as(
+            asked.user or asked.safety_identifier, asked.priority, asked.prompt_cache_key
+        ),
+    )
+
+
+async def chat_call(
+    llm: AsyncLLM, asked: ChatCompletionRequest, parts: AnswerFormat
+) -> tuple[list[dict[str, Any]], SamplingParams, dict[str, Any]]:
+    """Messages, parameters and options of the template, as `AsyncLLM.chat` takes them.
+    Raises ApiError, InvalidInput: something that cannot be served."""
     max_tokens = asked.max_completion_tokens or asked.max_tokens
     max_tokens = max_tokens or llm.preset_sampling.get("max_tokens")
     num_logprobs = (asked.top_logprobs or 0) if asked.logprobs else None
@@ -112,24 +131,16 @@ async def generate_chat(
     tokenizer = llm.get_tokenizer()
     template = tokenizer.used_template(asked.chat_template or None, has_tools=bool(tools)) or ""
     variables = template_variables(asked.chat_template_kwargs)
-    if asked.reasoning_effort is not None:
-        if "reasoning_effort" not in template:
-            raise not_supported(
-                "reasoning_effort",
-                asked.reasoning_effort,
-                "the chat template does not use it; omit it",
-            )
-        variables["reasoning_effort"] = asked.reasoning_effort
-    return llm.chat(
-        await template_messages(asked.messages, template),
-        params,
-        chat_template=asked.chat_template,
-        add_generation_prompt=asked.add_generation_prompt is not False and not continues,
-        continue_final_message=continues,
-        tools=tools,
-        chat_template_kwargs=variables,
-        cache_salt=asked.cache_salt,
-        **exchange.generates_as(
-            asked.user or asked.safety_identifier, asked.priority, asked.prompt_cache_key
-        ),
-    )
+    for name in ("reasoning_effort", "documents"):
+        if (value := getattr(asked, name)) is not None:
+            if name not in template:
+                raise not_supported(name, value, "the chat template does not use it; omit it")
+            variables[name] = value
+    options = {
+        "chat_template": asked.chat_template,
+        "add_generation_prompt": asked.add_generation_prompt is not False and not continues,
+        "continue_final_message": continues,
+        "tools": tools,
+        "chat_template_kwargs": variables,
+    }
+    return await template_messages(asked.messages, template), params, options

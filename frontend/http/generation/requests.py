@@ -123,7 +123,8 @@ class GenerationRequest(msgspec.Struct, forbid_unknown_fields=True, kw_only=True
     use_beam_search: Literal[False] | None = None
     length_penalty: Annotated[float, Meta(ge=1, le=1)] | None = None
     spaces_between_special_tokens: Literal[True] | None = None
-    return_tokens_as_token_ids: Literal[False] | None = None
+    return_tokens_as_token_ids: bool | None = None
+    """Name tokens `token_id:N` among log-probabilities."""
 
 
 class CompletionRequest(GenerationRequest, forbid_unknown_fields=True, kw_only=True):
@@ -199,11 +200,14 @@ class ChatCompletionRequest(GenerationRequest, forbid_unknown_fields=True, kw_on
     continue_final_message: bool | None = None
     add_special_tokens: Literal[False] | None = None
     """The template writes them."""
-    echo: Literal[False] | None = None
+    echo: bool | None = None
+    """Begin the answer with the last message, if that is the assistant's."""
     include_reasoning: bool | None = None
     """False: reasoning is left out of the answer."""
     chat_template: str | None = None
     chat_template_kwargs: dict[str, Any] | None = None
+    documents: list[dict[str, Any]] | None = None
+    """Texts for templates that read them."""
     reasoning_effort: str | None = None
     """The effort to reason, for templates that read it."""
     modalities: Annotated[list[Literal["text"]], Meta(min_length=1)] | None = None

@@ -32,8 +32,9 @@ from frontend.http.generation.answers import (
     prompt_logprobs,
     token_logprobs,
 )
-from frontend.http.generation.chat import chat_format, check_chat, generate_chat
+from frontend.http.generation.chat import chat_call, chat_format, check_chat, generate_chat
 from frontend.http.generation.requests import ChatCompletionRequest
+from frontend.http.openai.token_ids import GenerateRequest, rendered
 from frontend.http.operations import operation
 from frontend.http.served_models import served_models
 from frontend.http.tools.calls import ArgumentsDelta, ToolCall
@@ -75,13 +76,32 @@ async def chat_completions(request: Request, asked: ChatCompletionRequest) -> Re
     return await built(make, check_size(num_logprobs(output)))
 
 
+@operation(
+    "POST",
+    "/v1/chat/completions/render",
+    takes=ChatCompletionRequest,
+    gives=GenerateRequest,
+)
+async def render_chat(request: Request, asked: ChatCompletionRequest) -> Response:
+    """The prompt and the tokens of a chat, which is not answered."""
+    check_chat(asked)
+    llm = await served_models(request).get(asked.model)
+    messages, params, options = await chat_call(llm, asked, chat_format(request, llm, asked))
+    variables, is_cut = (
+        options.pop("chat_template_kwargs"),
+        asked.truncate_prompt_tokens is not None,
+    )
+    prompt = await llm.chat_prompt(messages, is_cut=is_cut, **options, **variables)
+    return json_response(await rendered(llm, asked, prompt, params))
+
+
 def _choice(
     output: CompletionOutput, parser: AnswerParser, asked: ChatCompletionRequest, llm: AsyncLLM
 ) -> ChatChoice:
     found = parser.feed(output.text, at_end=True)
     calls = [part for part in found if isinstance(part, ToolCall)]
     reasoning = "".join(part.text for part in found if isinstance(part, Reasoning))
-    content = "".join(part for part in found if isinstance(part, str))
+    content = _echoed(asked) + "".join(part for part in found if isinstance(part, str))
     return ChatChoice(
         index=output.index,
         message=AnswerMessage(
@@ -94,6 +114,15 @@ def _choice(
         stop_reason=output.stop_reason,
         token_ids=output.token_ids if asked.return_token_ids else UNSET,
     )
+
+
+def _echoed(asked: ChatCompletionRequest) -> str:
+    last = asked.messages[-1]
+    if not asked.echo or last.role != "assistant":
+        return ""
+    if isinstance(last.content, list):
+        return "".join(str(part.get("text", "")) for part in last.content)
+    return last.content or ""
 
 
 def _prompt(asked: ChatCompletionRequest, output: RequestOutput) -> dict[str, Any]:
@@ -152,6 +181,7 @@ def _logprobs(
             asked.top_logprobs or 0,
             llm.get_tokenizer(),
             skip_special_tokens=asked.skip_special_tokens is not False,
+            as_ids=bool(asked.return_tokens_as_token_ids),
         )
     )
 
@@ -180,6 +210,9 @@ async def _events(
     for index in range(asked.n or 1):
         first = ChatChunkChoice(index=index, delta=Delta(role="assistant", content=""))
         yield answer.event(ChatCompletionChunk, [first], counts=False)
+        if echoed := _echoed(asked):
+            again = ChatChunkChoice(index=index, delta=Delta(content=echoed))
+            yield answer.event(ChatCompletionChunk, [again], counts=False)
         empty = ChatChunkChoice(index=index, delta=Delta(content=""))
         example = answer.event(ChatCompletionChunk, [empty], counts=False)
         texts[index] = TextEvents(example, "content")

@@ -2,6 +2,7 @@
 
 import contextlib
 import dataclasses
+import functools
 from collections.abc import AsyncGenerator, Sequence
 from typing import Any
 
@@ -36,11 +37,13 @@ from frontend.http.generation.parameters import sampling_params
 from frontend.http.generation.requests import CompletionRequest
 from frontend.http.generation.structured_outputs import structured_outputs
 from frontend.http.openai.prompt_embeds import read_prompt_embeds
+from frontend.http.openai.token_ids import GenerateRequest, rendered
 from frontend.http.operations import operation
 from frontend.http.served_models import served_models
 from frontend.inputs.prompts import PromptInput
 from frontend.logprobs import Logprob, PromptLogprobs
 from frontend.outputs import CompletionOutput, RequestOutput
+from frontend.sampling_params import SamplingParams
 from frontend.text.detokenizer import IncrementalDetokenizer
 
 _DEFAULT_MAX_TOKENS = 16
@@ -88,6 +91,16 @@ def _check(asked: CompletionRequest) -> None:
         )
 
 
+@operation("POST", "/v1/completions/render", takes=CompletionRequest, gives=list[GenerateRequest])
+async def render_completions(request: Request, asked: CompletionRequest) -> Response:
+    """The tokens of each prompt, which is not continued."""
+    _check(asked)
+    llm = await served_models(request).get(asked.model)
+    params = _params(llm, asked)
+    prompts = await _prompts(asked, llm)
+    return json_response([await rendered(llm, asked, each, params) for each in prompts])
+
+
 async def _prompts(asked: CompletionRequest, llm: AsyncLLM) -> list[PromptInput]:
     """Each prompt by itself, in tokens if it is one of several."""
     texts: list[Any] = asked.prompt if isinstance(asked.prompt, list) else [asked.prompt]
@@ -116,9 +129,7 @@ async def _prompts(asked: CompletionRequest, llm: AsyncLLM) -> list[PromptInput]
     return list(found)
 
 
-def _generate(
-    llm: AsyncLLM, asked: CompletionRequest, prompts: list[PromptInput], exchange: Exchange
-) -> list[AsyncGenerator[RequestOutput, None]]:
+def _params(llm: AsyncLLM, asked: CompletionRequest) -> SamplingParams:
     max_tokens = llm.preset_sampling.get("max_tokens", _DEFAULT_MAX_TOKENS)
     max_tokens = max_tokens if asked.max_tokens is None else max(1, asked.max_tokens)
     params = sampling_params(
@@ -130,6 +141,13 @@ def _generate(
     )
     if asked.echo and params.prompt_logprobs is None:
         params = dataclasses.replace(params, prompt_logprobs=asked.logprobs)
+    return params
+
+
+def _generate(
+    llm: AsyncLLM, asked: CompletionRequest, prompts: list[PromptInput], exchange: Exchange
+) -> list[AsyncGenerator[RequestOutput, None]]:
+    params = _params(llm, asked)
     return [
         llm.generate(
             prompt,
@@ -248,6 +266,9 @@ class _Choices:
         offsets: list[int],
     ) -> CompletionLogprobs:
         wanted, tokenizer = self._asked.logprobs or 0, self._llm.get_tokenizer()
+        named = functools.partial(
+            token_name, tokenizer=tokenizer, as_id=bool(self._asked.return_tokens_as_token_ids)
+        )
         values: list[float | None] = []
         tops: list[dict[str, float] | None] = []
         for token_id, candidates in zip(token_ids, found, strict=True):
@@ -258,12 +279,12 @@ class _Choices:
             values.append(finite(candidates[token_id].logprob))
             tops.append(
                 {
-                    token_name(each, tokenizer): finite(one.logprob)
+                    named(each): finite(one.logprob)
                     for each, one in candidates.items()
                     if each == token_id or (one.rank or 0) <= wanted
                 }
             )
-        texts = [token_name(token_id, tokenizer) for token_id in token_ids]
+        texts = [named(token_id) for token_id in token_ids]
         return CompletionLogprobs(offsets, values, texts, tops)
 
 
