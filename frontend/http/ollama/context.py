@@ -18,6 +18,8 @@ from protocol.outputs import RequestTimings
 from protocol.presets import warn_once
 
 Messages = Sequence[Mapping[str, Any]]
+TOO_LONG = "the input length exceeds the context length"
+"""Ollama's words."""
 _KEPT_AT_START = 4
 """Ollama's default of `num_keep`."""
 _CONTEXTS = 10

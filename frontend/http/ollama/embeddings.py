@@ -5,10 +5,12 @@ import time
 from starlette.requests import Request
 from starlette.responses import Response
 
+from frontend.errors import PromptTooLong
 from frontend.http.api_errors import ApiError
 from frontend.http.event_stream import built, in_pieces, json_response
 from frontend.http.exchange import exchange_of
 from frontend.http.ollama import bodies
+from frontend.http.ollama.context import TOO_LONG
 from frontend.http.ollama.models import served_model
 from frontend.http.on_demand.options import keep_alive_seconds
 from frontend.http.operations import operation
@@ -20,7 +22,7 @@ from protocol.pooling import PoolingTask
 
 @operation("POST", "/api/embed", takes=bodies.EmbedRequest, gives=bodies.EmbedAnswer)
 async def embed(request: Request, asked: bodies.EmbedRequest) -> Response:
-    """A vector for each text."""
+    """A vector for each text. Without one the model is only loaded."""
     started_s = time.monotonic()
     found, loaded_s = await _found(request, asked, asked.input)
     now_s = time.monotonic()
@@ -32,7 +34,7 @@ async def embed(request: Request, asked: bodies.EmbedRequest) -> Response:
                 embeddings=in_pieces((pooled(each).rows()[0] for each in found), 1),
                 total_duration=int((now_s - started_s) * 1e9),
                 load_duration=int((loaded_s - started_s) * 1e9),
-                prompt_eval_count=usage(request, found).prompt_tokens,
+                prompt_eval_count=usage(request, found).prompt_tokens if found else 0,
             )
         )
 
@@ -41,10 +43,11 @@ async def embed(request: Request, asked: bodies.EmbedRequest) -> Response:
 
 @operation("POST", "/api/embeddings", takes=bodies.OldEmbedRequest, gives=bodies.OldEmbedAnswer)
 async def old_embed(request: Request, asked: bodies.OldEmbedRequest) -> Response:
-    """The vector of one text."""
+    """The vector of one text. Without one the model is only loaded."""
     found, _ = await _found(request, asked, asked.prompt)
-    usage(request, found)
-    return json_response(bodies.OldEmbedAnswer(pooled(found[0]).rows()[0]))
+    if found:
+        usage(request, found)
+    return json_response(bodies.OldEmbedAnswer(pooled(found[0]).rows()[0] if found else []))
 
 
 async def _found(
@@ -56,6 +59,8 @@ async def _found(
     if keep_alive_s is not None:
         model.keep_alive(keep_alive_s, by_admin=exchange_of(request).is_admin)
     loaded_s = time.monotonic()
+    if not texts:
+        return [], loaded_s
     is_cut = asked.truncate is not False
     num_ctx = asked.options and asked.options.num_ctx
     most = min(int(num_ctx or 2**62), llm.model.max_model_len)
@@ -64,13 +69,16 @@ async def _found(
         dimensions=asked.dimensions,
         truncate_prompt_tokens=most if is_cut else None,
     )
-    prompts = [llm.with_prompt(each, None) for each in await inputs(like_ours, llm)]
-    found = await pool(request, llm, like_ours, prompts, PoolingTask.EMBED)
+    try:
+        prompts = [llm.with_prompt(each, None) for each in await inputs(like_ours, llm)]
+        found = await pool(request, llm, like_ours, prompts, PoolingTask.EMBED)
+    except PromptTooLong as error:
+        raise ApiError(400, f"{TOO_LONG}: {error}", code="context_length_exceeded") from None
     longest = max(len(each.prompt_token_ids) for each in found)
     if longest > most:
         raise ApiError(
             400,
-            f"a text has {longest} tokens and options.num_ctx is {num_ctx}; shorten it, raise "
-            "num_ctx, or omit truncate",
+            f"{TOO_LONG}: a text has {longest} tokens and options.num_ctx is {num_ctx}; shorten "
+            "it, raise num_ctx, or omit truncate",
         )
     return found, loaded_s

@@ -37,7 +37,7 @@ from frontend.http.generation.chat import offered_tools
 from frontend.http.generation.parameters import sampling_params
 from frontend.http.generation.requests import GenerationRequest
 from frontend.http.ollama import bodies
-from frontend.http.ollama.context import Context, joined
+from frontend.http.ollama.context import TOO_LONG, Context, joined
 from frontend.http.ollama.models import find_model, served_model
 from frontend.http.ollama.prompts import prompt_of
 from frontend.http.on_demand.options import keep_alive_seconds
@@ -54,8 +54,6 @@ logger = logging.getLogger(__name__)
 
 _SAME_NAMES = set(bodies.Options.__struct_fields__) & set(GenerationRequest.__struct_fields__)
 _PLAIN = AnswerFormat()
-_TOO_LONG = "the input length exceeds the context length"
-"""Ollama's words."""
 
 
 @operation(
@@ -103,7 +101,7 @@ async def _answer(request: Request, asked: bodies.ChatRequest | bodies.GenerateR
     try:
         prompt = await prompt_of(llm, asked, context)
     except PromptTooLong as error:
-        raise ApiError(400, f"{_TOO_LONG}: {error}", code="context_length_exceeded") from None
+        raise ApiError(400, f"{TOO_LONG}: {error}", code="context_length_exceeded") from None
     params = _sampling_params(run, options, len(prompt["prompt_token_ids"]))
     outputs = _outputs(run, prompt, params)
     if asked.stream is not False:
@@ -196,7 +194,7 @@ def _sampling_params(
         given = "" if options.num_ctx is None else f" (options.num_ctx is {options.num_ctx})"
         raise ApiError(
             400,
-            f"{_TOO_LONG}: the prompt has {num_prompt_tokens} tokens, the limit is {most - 1}"
+            f"{TOO_LONG}: the prompt has {num_prompt_tokens} tokens, the limit is {most - 1}"
             f"{given}; shorten it, or raise num_ctx",
             code="context_length_exceeded",
         )

@@ -17,13 +17,21 @@ from frontend.async_llm import AsyncLLM
 from frontend.errors import EngineClientError
 from frontend.http.answer_parts import answer_format
 from frontend.http.api_errors import ApiError
-from frontend.http.event_stream import LineStream, ending_with_errors, json_response, line
+from frontend.http.event_stream import (
+    LineStream,
+    built,
+    ending_with_errors,
+    in_pieces,
+    json_response,
+    line,
+)
 from frontend.http.exchange import exchange_of
 from frontend.http.ollama import bodies
 from frontend.http.operations import operation
 from frontend.http.served_models import ServedModel, ServedModels, ServedPreset, served_models
 from frontend.http.settings import ServerSettings
 from frontend.http.tools.stream import format_of_template
+from frontend.text.tokenizer import Tokenizer
 from protocol.known_names import meant_by
 from protocol.modelfile import modelfile, parameter_lines
 from protocol.presets import model_of
@@ -34,6 +42,10 @@ _NEVER = datetime(2300, 1, 1, tzinfo=UTC)
 _LATEST = ":latest"
 _NAME = re.compile(r"[A-Za-z0-9](?!.*//)[\w.:/@-]*")
 """Of a model to fetch: no path from the root or of a parent, no option, no address of a file."""
+_OF_VOCABULARY = ("tokenizer.ggml.tokens", "tokenizer.ggml.token_type")
+"""Shown if they are asked for."""
+_KIND = re.compile(r"(LMHeadModel|For[A-Z]\w*|Model)$")
+"""The end of a name of a class, behind the family's."""
 _FLOATS = {"float32": "F32", "float16": "F16", "bfloat16": "BF16"}
 
 
@@ -100,7 +112,8 @@ async def ps(request: Request) -> Response:
         bodies.LoadedModel(
             context_length=llm.model.max_model_len,
             expires_at=model.expires_at or _NEVER,
-            **{**msgspec.structs.asdict(entry), "size": model.memory_bytes or entry.size},
+            size_vram=_bytes(model, entry) if "triton" in llm.model.instruction_set else 0,
+            **{**msgspec.structs.asdict(entry), "size": _bytes(model, entry)},
         )
         async for entry, model, llm in _entries(served_models(request))
         if llm is not None
@@ -139,21 +152,28 @@ async def show(request: Request, asked: bodies.ModelRequest) -> Response:
         **({"general.parameter_count": info.num_weights} if info.num_weights else {}),
         f"{family}.context_length": info.max_model_len,
         f"{family}.vocab_size": info.vocab_size,
+        "tokenizer.ggml.eos_token_id": next(iter(info.eos_token_ids), None),
+        **dict.fromkeys(_OF_VOCABULARY),
     }
-    return json_response(
-        bodies.ShownModel(
-            modelfile=f"FROM {info.name}\n" if preset is None else modelfile(preset),
-            parameters="\n".join(parameters),
-            template=template,
-            system=UNSET if preset is None or preset.system is None else preset.system,
-            license=UNSET if preset is None or preset.license is None else preset.license,
-            messages=UNSET if preset is None else preset.messages,
-            details=_details(llm, model),
-            model_info=model_info,
-            capabilities=capabilities,
-            modified_at=_since(model),
-        )
+
+    def make() -> Response:
+        if asked.verbose and tokenizer is not None:
+            model_info.update(_vocabulary(tokenizer))
+        return json_response(shown)
+
+    shown = bodies.ShownModel(
+        modelfile=f"FROM {info.name}\n" if preset is None else modelfile(preset),
+        parameters="\n".join(parameters),
+        template=template,
+        system=UNSET if preset is None or preset.system is None else preset.system,
+        license=UNSET if preset is None or preset.license is None else preset.license,
+        messages=UNSET if preset is None else preset.messages,
+        details=_details(llm, model),
+        model_info=model_info,
+        capabilities=capabilities,
+        modified_at=_since(model),
     )
+    return await built(make, info.vocab_size if asked.verbose else 0)
 
 
 @operation("POST", "/api/pull", takes=bodies.ModelRequest, gives=bodies.Status, line=bodies.Status)
@@ -183,6 +203,8 @@ async def fetched(models: ServedModels, model: ServedModel) -> AsyncGenerator[bo
         yield bodies.Status(status="pulling manifest")
         async with contextlib.aclosing(model.pull()) as statuses:
             async for status in statuses:
+                for path in model.asked[:1]:  # callers are told no paths
+                    status["status"] = status["status"].replace(path, model.names[0])
                 yield msgspec.convert(status, bodies.Status)
         models.add(model)
     finally:
@@ -205,7 +227,8 @@ async def _entries(
         if model.resting is None:
             with contextlib.suppress(EngineClientError):
                 llm = await model.ready()
-        fingerprint = "" if llm is None else llm.model.fingerprint
+        made = msgspec.json.encode(model.preset) if isinstance(model, ServedPreset) else b""
+        digest = hashlib.sha256("".join(model.names[:1]).encode() + made).hexdigest()
         for name in model.names:
             tag = name if ":" in name else name + _LATEST
             yield (
@@ -214,7 +237,7 @@ async def _entries(
                     model=tag,
                     modified_at=_since(model),
                     size=model.size_bytes or (0 if llm is None else llm.model.file_bytes),
-                    digest=hashlib.sha256(f"{name} {fingerprint}".encode()).hexdigest(),
+                    digest=digest,
                     details=_details(llm, model),
                 ),
                 model,
@@ -245,7 +268,21 @@ def _rounded(number: int) -> str:
 
 
 def _family(llm: AsyncLLM) -> str:
-    return llm.model.architecture.removesuffix("ForCausalLM").lower()
+    return _KIND.sub("", llm.model.architecture).lower()
+
+
+def _vocabulary(tokenizer: Tokenizer) -> dict[str, Any]:
+    """Tokens in order, and what they are: 1 text, 3 special, 4 added."""
+    backend, special = tokenizer.backend, tokenizer.special_token_ids
+    added = backend.get_added_tokens_decoder()
+    numbers = range(tokenizer.vocab_size)
+    types = (3 if each in special else 4 if each in added else 1 for each in numbers)
+    texts = (backend.id_to_token(each) or "" for each in numbers)
+    return dict(zip(_OF_VOCABULARY, map(in_pieces, (texts, types)), strict=True))
+
+
+def _bytes(model: ServedModel, entry: bodies.ModelEntry) -> int:
+    return model.memory_bytes or entry.size
 
 
 def _since(model: ServedModel) -> datetime:

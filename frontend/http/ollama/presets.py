@@ -88,7 +88,9 @@ async def _created(
         async for status in fetched(models, model):
             yield line(status)
     yield line(bodies.Status(status="writing manifest"))
+    before = await _found(name)
     await _on_disk(write_preset, name, preset)
+    await _forget(models, before)
     yield line(bodies.Status(status="success"))
 
 
@@ -108,17 +110,26 @@ async def delete(request: Request, asked: bodies.ModelRequest) -> Response:
     other models stay."""
     name, models = asked.model or asked.name or "", served_models(request)
     _check(request, name)
-    try:
-        preset = find_preset(name)
-    except PresetError:
-        preset = None  # it goes all the same
+    preset = await _found(name)
     if not await _on_disk(remove_preset, name):
         raise unknown_model(name, models.known_names())
+    await _forget(models, preset)
+    return Response()
+
+
+async def _found(name: str) -> Preset | None:
+    """None: there is none of this name, or it cannot be read."""
+    with contextlib.suppress(PresetError):
+        return await asyncio.to_thread(find_preset, name)
+    return None
+
+
+async def _forget(models: ServedModels, preset: Preset | None) -> None:
+    """Delete the files that were sent for a preset, if no other has them."""
     if preset is not None:
         await _on_disk(files.remove_unused, preset.adapter)
         if await _on_disk(files.remove_unused, preset.from_):
             await models.remove([each for each in models if each.is_of(preset.from_)])
-    return Response()
 
 
 @operation("HEAD", "/api/blobs/{digest}")

@@ -314,11 +314,27 @@ def test_models_go_by_their_names_with_a_tag_or_without(serve, names):
         assert error.startswith("model 'llama9' not found; this server has ")
 
 
-def test_models_of_an_engine_that_is_away_are_listed_and_not_loaded(address):
+def test_a_vocabulary_is_shown_if_it_is_asked_for(http):
+    for verbose in (False, True):
+        info = http.post("/api/show", json={"model": "fake", "verbose": verbose}).json()[
+            "model_info"
+        ]
+        tokens, types = info["tokenizer.ggml.tokens"], info["tokenizer.ggml.token_type"]
+        if not verbose:
+            assert tokens is types is None
+            continue
+        assert (len(tokens), {*types[:-1]}, types[-1]) == (info["fake.vocab_size"], {1}, 3)
+        assert tokens[info["tokenizer.ggml.eos_token_id"]] == "<eos>"
+
+
+def test_models_of_an_engine_that_is_away_are_listed_and_not_loaded(address, serve):
     with serving(address, "small") as url, httpx.Client(base_url=url, timeout=20) as http:
-        assert [each["name"] for each in http.get("/api/tags").json()["models"]] == ["small:latest"]
+        (entry,) = http.get("/api/tags").json()["models"]
+        assert entry["name"] == "small:latest"
         assert http.get("/api/ps").json() == {"models": []}
         error_of(chat(http, model="small"), 503)
+        (running,) = serve("small").get("/api/tags").json()["models"]
+        assert entry["digest"] == running["digest"]
 
 
 def test_the_server_says_what_it_is(http):

@@ -146,9 +146,12 @@ def test_ollamas_two_routes(serve):
     assert (body["model"], body["prompt_eval_count"]) == ("fake", 3)
     old = posted(http, "/api/embeddings", model="fake", prompt="x" * 5000, keep_alive="5m")
     assert old["embedding"][0] < 5000, "cut to the model's length"
-    assert "5000 characters, which are 1000 tokens or more" in refusal(
-        http, "/api/embed", model="fake", input="x" * 5000, truncate=False
-    )
+    message = refusal(http, "/api/embed", model="fake", input="x" * 5000, truncate=False)
+    assert "5000 characters, which are 1000 tokens or more" in message
+    assert message.startswith("the input length exceeds the context length")
+    for nothing in ([], ""):
+        assert posted(http, "/api/embed", model="fake", input=nothing)["embeddings"] == []
+    assert posted(http, "/api/embeddings", model="fake", prompt="") == {"embedding": []}
     asked = {"model": "fake", "input": "x" * 22, "options": {"num_ctx": 8.0}}
     assert posted(http, "/api/embed", **asked)["prompt_eval_count"] == 8
     assert "num_ctx is 8" in refusal(http, "/api/embed", **asked, truncate=False)
@@ -174,7 +177,6 @@ def test_ollamas_two_routes(serve):
         ("/rerank", {"query": "a"}, "documents is missing"),
         ("/v2/embed", {"texts": ["a"], "embedding_types": ["int8"]}, "int8"),
         ("/v2/embed", {}, "texts has 0 entries"),
-        ("/api/embed", {"model": "fake", "input": []}, "input has 0 entries"),
         ("/v1/chat/completions", {"messages": [{"role": "user", "content": "a"}]}, "task is gen"),
     ],
 )  # fmt: skip
