@@ -54,6 +54,8 @@ logger = logging.getLogger(__name__)
 
 _SAME_NAMES = set(bodies.Options.__struct_fields__) & set(GenerationRequest.__struct_fields__)
 _PLAIN = AnswerFormat()
+_MAX_TEMPLATE = 2**18
+"""Characters of a request's template."""
 
 
 @operation(
@@ -120,6 +122,9 @@ def _check(asked: bodies.ChatRequest | bodies.GenerateRequest) -> None:
         if asked.raw and (asked.template or asked.system or asked.context):
             what = "raw mode does not support template, system, or context"
             raise ApiError(400, f"{what}; put them into the prompt")
+        if (length := len(asked.template or "")) > _MAX_TEMPLATE:
+            what = f"template has {length} characters, the limit is {_MAX_TEMPLATE}; shorten it"
+            raise ApiError(400, what, param="template")
         try:
             Preset(from_=asked.model, template=asked.template)
         except ValueError as error:
@@ -146,7 +151,8 @@ def _format(
             raise ApiError(400, f'"{asked.model}" does not support tools: {what}', param="tools")
         parts = answer_format(request, llm, None, tools=tools, constrained=constrained)
     elif asked.raw:
-        parts = AnswerFormat(structured_outputs=constrained)
+        reasoning = answer_format(request, llm, None).reasoning if asked.think else None
+        parts = AnswerFormat(reasoning=reasoning, structured_outputs=constrained)
     else:
         parts = answer_format(request, llm, asked.template or None, constrained=constrained)
     if asked.think and parts.reasoning is None:

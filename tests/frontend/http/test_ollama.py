@@ -59,12 +59,14 @@ def test_a_prompt_goes_through_the_template_unless_it_is_raw(http, engine):
     assert "".join(part["response"] for part in parts) == expected_text(RENDERED, 5)
     assert last["response"] == ""
     generate(http, system="Be brief")
+    generate(http, template="<{{ messages[0].content }}>")
     whole = generate(http, raw=True, stream=False).json()
     assert whole["response"] == expected_text("Hello", 5)
     assert "context" not in whole
     assert [prompt_of(request) for request in engine.requests] == [
         RENDERED,
         "system:Be brief;" + RENDERED,
+        "<Hello>",
         "Hello",
     ]
 
@@ -271,7 +273,8 @@ def test_what_cannot_be_served_is_refused_by_name(http_of_refusals, call, fields
 @pytest.mark.parametrize(
     ("fields", "words"),
     [
-        ({"template": "{{ .Prompt }}"}, "template"),
+        ({"template": "{{ .Prompt }}"}, "one of Go's"),
+        ({"template": "x" * 300_000}, "template has 300000 characters, the limit is"),
         ({"suffix": "end"}, "suffix"),
         ({"images": ["aGk="]}, "images"),
         ({"raw": True, "system": "x"}, "raw"),

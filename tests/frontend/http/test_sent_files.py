@@ -4,6 +4,7 @@ import functools
 import hashlib
 import shutil
 import sys
+import time
 from pathlib import Path
 
 import httpx
@@ -33,7 +34,7 @@ def http(tmp_path, monkeypatch):
         [OnDemandModel("small", pool)], functools.partial(OnDemandModel, pool=pool)
     )
     with (
-        serving_models(served, max_body_size=1000) as url,
+        serving_models(served, max_body_size=1000, request_timeout=0.4) as url,
         httpx.Client(base_url=url, timeout=30) as client,
     ):
         yield client
@@ -55,8 +56,14 @@ def refused(answer, status, words):
 
 def test_a_model_of_sent_files_is_served_under_its_name_until_it_is_deleted(http, monkeypatch):
     data = b"GGUF" + bytes(3_000_000)  # above --max-body-size, and more than is written at once
-    digest, sent = send(http, data)
-    assert sent.status_code == 201
+    digest = f"sha256:{hashlib.sha256(data).hexdigest()}"
+
+    def slowly():  # longer than --request-timeout
+        for start in range(0, len(data), 1_000_000):
+            time.sleep(0.15)
+            yield data[start : start + 1_000_000]
+
+    assert http.post(f"/api/blobs/{digest}", content=slowly()).status_code == 201
     assert http.head(f"/api/blobs/{digest}").status_code == 200
     assert http.head(f"/api/blobs/sha256:{'0' * 64}").status_code == 404
     body = {"model": "mine", "files": {"m.gguf": digest}, "system": "S"}

@@ -143,6 +143,8 @@ def test_ollamas_think_false_goes_to_the_template(serve_text):
     assert message == {"role": "assistant", "content": "Hello"}
     body = {"model": "fake", "prompt": "Hi", "stream": False}
     assert http.post("/api/generate", json=body).json()["thinking"] == "Hello"
+    raw = http.post("/api/generate", json={**body, "raw": True, "think": True}).json()
+    assert (raw["response"], "thinking" in raw) == ("Hello", False), "its prompt opens no block"
     answer = http.post("/api/generate", json={**body, "think": False}).json()
     assert (answer["response"], "thinking" in answer) == ("Hello", False)
     shown = http.post("/api/show", json={"model": "fake"}).json()
