@@ -21,7 +21,7 @@ _SPARE_BYTES = 1 << 30
 """Stay free on the disk."""
 _AT_ONCE = 1 << 20
 _UNUSED_S = 86400.0
-"""A blob that no folder has is deleted after that."""
+"""A blob that no folder has, and a folder that no preset has, is deleted after that."""
 
 
 class NoSpace(PresetError):
@@ -74,11 +74,14 @@ async def receive_blob(digest: str, pieces: AsyncIterable[bytes], num_bytes: int
 
 def _make_room(folder: Path, num_bytes: int) -> None:
     make_private_folder(folder)
-    for each in folder.glob("sha256-*"):
+    for each in (*_folders().glob("sha256-*"), *folder.glob("sha256-*")):
         with contextlib.suppress(FileNotFoundError):
             status = each.stat()
-            if status.st_nlink == 1 and time.time() - status.st_mtime > _UNUSED_S:
+            if time.time() - status.st_mtime < _UNUSED_S:
+                continue
+            if each.parent == folder and status.st_nlink == 1:
                 each.unlink()
+            remove_unused(str(each))
     if shutil.disk_usage(folder).free < _SPARE_BYTES + num_bytes:
         raise _no_space(folder, num_bytes)
 

@@ -2,6 +2,7 @@
 
 import functools
 import hashlib
+import os
 import shutil
 import sys
 import time
@@ -98,7 +99,12 @@ def test_a_model_that_is_to_be_fetched_is_made_anew(http):
 
 
 def test_what_is_not_what_its_digest_says_or_has_no_room_is_refused(http, monkeypatch):
+    old = files.folder_of({})
+    blob, _ = send(http, b"old")
+    for each in (old, files.blob_file(blob)):
+        os.utime(each, (0, 0))
     digest, answer = send(http, b"GGUF", f"sha256:{'a' * 64}")
+    assert not old.exists() and not files.blob_file(blob).exists()
     refused(answer, 400, "digest mismatch, expected 'sha256:aaa")
     assert not files.blob_file(digest).exists()
     refused(
