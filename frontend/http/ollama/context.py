@@ -1,6 +1,7 @@
 """Prompts that are longer than the context, shortened as Ollama does it; and answers that go on
 where it is full."""
 
+import codecs
 import contextlib
 import dataclasses
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
@@ -117,8 +118,8 @@ class Context:
         self, prompt: TokensPrompt, params: SamplingParams, **options: Any
     ) -> AsyncGenerator[RequestOutput, None]:
         """As `AsyncLLM.generate`, but where the context is full half of the tokens behind the first
-        `num_keep` are left out, what remains is computed again, and the answer goes on. A seed
-        begins anew there, and a stop string that is cut there is not seen.
+        `num_keep` are left out, what remains is computed again, and the answer goes on. A seed and
+        penalties of the answer begin anew there, and a stop string that is cut is not seen.
 
         Args:
             params: `max_tokens` is that of the whole answer, and all outputs are deltas.
@@ -128,6 +129,7 @@ class Context:
         times: RequestTimings | None = None
         finished, number = False, 0
         while not finished:
+            made = list[int]()
             room = min(left, self.num_tokens - len(token_ids))
             part = dataclasses.replace(params, max_tokens=room, output_kind=RequestOutputKind.DELTA)
             like: TokensPrompt = {**prompt, "prompt_token_ids": token_ids}
@@ -135,7 +137,7 @@ class Context:
             async with contextlib.aclosing(stream) as outputs:
                 async for output in outputs:
                     new = output.outputs[0]
-                    token_ids = token_ids + new.token_ids
+                    made += new.token_ids
                     room, left = room - len(new.token_ids), left - len(new.token_ids)
                     finished = output.finished and (
                         new.finish_reason != "length" or left <= 0 or room > 0
@@ -143,7 +145,7 @@ class Context:
                     if output.finished:
                         times = output.metrics.engine = _together(times, output.metrics.engine)
                     if output.finished and not finished:
-                        token_ids = self._shifted(self._without_part(token_ids, new))
+                        token_ids = self._shifted(self._without_part(token_ids + made, new))
                     output.finished, output.prompt_token_ids = finished, prompt["prompt_token_ids"]
                     yield output
             number += 1
@@ -180,13 +182,9 @@ async def joined(
 
 def _ends_open(data: bytes) -> bool:
     """Whether the last character has more bytes."""
-    for length in (1, 2, 3):
-        lead = data[-length] if length <= len(data) else 0
-        if lead >= 0xC0:
-            return length < (2 if lead < 0xE0 else 3 if lead < 0xF0 else 4)
-        if lead < 0x80:
-            return False
-    return False
+    decoder = codecs.getincrementaldecoder("utf-8")("replace")
+    decoder.decode(data)
+    return bool(decoder.getstate()[0])
 
 
 def _together(before: RequestTimings | None, times: RequestTimings | None) -> RequestTimings | None:
