@@ -16,6 +16,7 @@ CLIENT_COMMANDS = {
     "embed": "Print a vector for each text, as lines of JSON.",
     "http": "Serve over HTTP daemons that run, or that it starts when they are asked for.",
     "info": "Show the daemon's model, limits and statistics, or one request's state.",
+    "launch": "Run a coding agent (claude, codex, opencode, aider) on a model.",
     "ps": "List the running daemons of this user.",
     "top": "Watch the daemon.",
 } | dict.fromkeys(("pause", "resume", "sleep", "wake-up", "update-weights"), "")  # fmt: skip

@@ -43,6 +43,7 @@ for path, text in {
     "info:info": "Show the daemon's model, limits and statistics, or one request's state.",
     "http:http": "Serve OpenAI's API over HTTP, for daemons that run or that it starts.",
     "http:serve": "Start a daemon and serve OpenAI's API over HTTP. They end together.",
+    "launch:launch": "Run a coding agent (claude, codex, opencode, aider) on a model of ours.",
     "run:run": "Talk with MODEL, or have it answer a prompt; a daemon is started if none runs.",
     "ps:ps": "List the running daemons of this user.",
     "control:pause": "Run no more steps; requests wait until `resume`.",
@@ -113,6 +114,9 @@ def _with_command_first(arguments: Sequence[str]) -> list[str]:
         end += 1 if "=" in arguments[end] else 2
     if end and not arguments[end:]:
         raise UsageError("there is no command; `engine-client --help` lists them")
+    if list(arguments[end : end + 1]) == ["launch"] and "--" in arguments:
+        cut = arguments.index("--")  # which it sees, as its program's arguments stand behind
+        arguments = [*arguments[:cut], "--", *arguments[cut:]]
     return [*arguments[end : end + 1], *arguments[:end], *arguments[end + 1 :]]
 
 
