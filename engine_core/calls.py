@@ -1,9 +1,12 @@
 """The calls about requests, cache and numbers, which every engine answers."""
 
+from msgspec.structs import replace
+
 from engine_core.errors import RequestRefused
 from engine_core.lifecycle import Lifecycle
 from engine_core.observers.base import EnginePart, Handler, Reply
 from engine_core.scheduler import Scheduler
+from engine_core.scheduler.report.prompt_changes import PromptChanges
 from engine_core.server.clients import Client, ClientRegistry
 from engine_core.server.validation import NO_ADAPTERS
 from protocol import calls
@@ -53,7 +56,11 @@ class BasicCalls(EnginePart):
         return calls.Draining(num_requests_left=sum(self._scheduler.get_request_counts()))
 
     def _explain(self, client: Client, call: calls.GetRequestInfo, reply: Reply) -> RequestInfo:
-        found = self._scheduler.explain(call.request_id)
+        changes, request_id = self._scheduler.parts.find(PromptChanges), call.request_id
+        found = self._scheduler.explain(request_id)
+        if found is None:
+            request_id = changes.id_of(request_id)
+            found = self._scheduler.explain(request_id)
         if found is None:
             raise RequestRefused(
                 ErrorCode.UNKNOWN_REQUEST,
@@ -61,7 +68,7 @@ class BasicCalls(EnginePart):
                 "the last that finished; `engine-client info --requests` lists the engine's ids of "
                 "those that are unfinished",
             )
-        return found
+        return replace(found, prompt_change=changes.of(request_id))
 
 
 def _refuse(client: Client, call: calls.AnyCall, reply: Reply) -> None:

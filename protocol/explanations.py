@@ -1,4 +1,4 @@
-"""The answer to GetRequestInfo: a request's state and its reasons, never its tokens."""
+"""The answer to GetRequestInfo: a request's state and its reasons."""
 
 import enum
 
@@ -27,11 +27,10 @@ class WaitReason(enum.StrEnum):
     ADAPTER_LOADING = "adapter loading"
     """The weights of its adapter are being loaded."""
     ALONE = "alone"
-    """It, or the running request, may have killed the engine, and runs without others."""
-    PAUSED = "paused"
-    """The engine is paused or asleep."""
     """It, or the running request, may have killed the engine, or a step failed and its requests run
     in groups: others wait."""
+    PAUSED = "paused"
+    """The engine is paused or asleep."""
     PROMPT_LOGPROBS = "prompt logprobs"
     """Running requests report as many log-probabilities of prompts as one step may."""
     DISK = "disk"
@@ -96,6 +95,18 @@ class CacheLookup(Message, frozen=True):
     state."""
 
 
+class PromptChange(Message, frozen=True):
+    """The first token that differs from an earlier prompt of the same caller, and token ids around
+    it: `before` it in both, what `was` and is `now` behind. Only for who may see all requests."""
+
+    position: int
+    num_same: int
+    """Tokens in a row that are equal again soon behind it, and had to be computed again."""
+    before: list[int]
+    was: list[int]
+    now: list[int]
+
+
 class Preemption(Message, frozen=True):
     step_id: int
     mode: str
@@ -140,3 +151,5 @@ class RequestInfo(Message, frozen=True, tag=5):
     """Drafts that became tokens of its output."""
     num_embedded_tokens: int = 0
     """Positions of the prompt that have a hidden state in place of a token."""
+    prompt_change: PromptChange | None = None
+    """None: the prompt goes on from the one before, or nothing like it is remembered."""

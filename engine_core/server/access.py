@@ -102,8 +102,8 @@ def _without_service(statistics: EngineStatistics, name: str | None) -> EngineSt
 
 
 def _without_others(info: RequestInfo) -> RequestInfo:
-    """That the same tokens are cached for another tenant is not said."""
-    lookup = info.cache_lookup
+    """Without tokens; and that the same ones are cached for another tenant is not said."""
+    info, lookup = replace(info, prompt_change=None), info.cache_lookup
     if lookup is None or lookup.ended is not LookupEnd.OTHER_SALT_OR_ADAPTER:
         return info
     return replace(info, cache_lookup=replace(lookup, ended=LookupEnd.NEVER_SEEN))

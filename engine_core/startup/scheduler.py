@@ -14,6 +14,7 @@ from engine_core.scheduler.policies.base import SchedulingPolicy
 from engine_core.scheduler.preemption import PreemptionRule, Preemptor, make_preemption_rule
 from engine_core.scheduler.process_outputs import StepOutputProcessor
 from engine_core.scheduler.report.explanations import Explanations
+from engine_core.scheduler.report.prompt_changes import PromptChanges
 from engine_core.scheduler.report.statistics import PoolStatistics
 from engine_core.scheduler.request_pool import RequestPool
 from engine_core.scheduler.rules.adapters import AdapterSlots
@@ -97,6 +98,7 @@ def build_scheduler(
         QueueLimits(pool, config),
         SLOAttainment(config, pool.counters),
         PoolStatistics(pool),
+        PromptChanges(pool),
     )
     parts.join(part for part in every if part is not None)
     batching = MixedBatching if config.batching == "mixed" else PrefillFirstBatching

@@ -2,6 +2,7 @@
 
 import datetime
 import json as json_module
+import re
 import sys
 from typing import Any
 
@@ -11,9 +12,13 @@ from frontend.async_llm import AsyncLLM
 from frontend.cli.connected import connected
 from frontend.cli.options import DAEMON, DaemonOptions, Flag, UsageError
 from frontend.event_loop import run
+from frontend.text.tokenizer import Tokenizer
 from protocol.calls import EngineStatistics
-from protocol.explanations import RequestInfo
+from protocol.explanations import PromptChange, RequestInfo
 from protocol.outputs import ModelInfo
+
+_OF_ANSWER = re.compile("^(chatcmpl-|cmpl-|msg_|resp_)")
+"""Put before a request's id in answers over HTTP."""
 
 
 def info(
@@ -26,7 +31,7 @@ def info(
     """
     Args:
         request: Show instead this request's state and its reasons: an id that --requests lists, or
-            of one of the last that finished.
+            of one of the last that finished; for an answer over HTTP its id will do, if it is new.
         requests: Show instead the ids of all unfinished requests.
         json: Print one JSON document; with every counter.
 
@@ -48,8 +53,11 @@ async def _lines(
             request_ids = await llm.request_ids()
             return [_as_json(request_ids)] if prints_json else request_ids
         if request_id is not None:
-            info = await llm.request_info(request_id)
+            info = await llm.request_info(_OF_ANSWER.sub("", request_id))
             document = request_document(info, by_name=prints_json)
+            if (change := info.prompt_change) is not None:
+                tokenizer = llm.input_processor.optional_tokenizer
+                document["advice"] = _advice(change, info.num_prompt_tokens, tokenizer)
         elif prints_json:
             document = await _daemon_document(llm)
         else:
@@ -116,15 +124,32 @@ async def _daemon_document(llm: AsyncLLM) -> dict[str, Any]:
 
 
 def request_document(info: RequestInfo, *, by_name: bool) -> dict[str, Any]:
-    """Every field of the explanation; for reading without the empty ones, and with the
-    preemptions numbered."""
+    """Every field of the explanation; for reading without the empty ones and the ids of tokens, and
+    with the preemptions numbered."""
     document: dict[str, Any] = _as_builtins(info)
     if by_name:
         return document
+    del document["prompt_change"]
     document["preemptions"] = {
         str(number): preemption for number, preemption in enumerate(document["preemptions"], 1)
     }
     return {name: value for name, value in document.items() if value not in (None, {}, [])}
+
+
+def _advice(change: PromptChange, num_tokens: int, tokenizer: Tokenizer | None) -> str:
+    """What a client can do that its next prompts are found in the cache."""
+    text = ""
+    if tokenizer is not None:
+        before, was, now = (
+            " ".join(tokenizer.decode(ids, skip_special_tokens=False).splitlines())
+            for ids in (change.before, change.was, change.now)
+        )
+        text = f": '...{before}|{now}...', which was '|{was}...'"
+    return (
+        f"the prompt differs from the one before at token {change.position:,} of {num_tokens:,}"
+        f"{text}; the {change.num_same:,} tokens behind it are the same, and were computed again: "
+        "what changes each turn belongs at the prompt's end"
+    )
 
 
 def request_lines(info: RequestInfo) -> str:

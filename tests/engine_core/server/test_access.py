@@ -20,7 +20,7 @@ from protocol.calls import (
     WatchCache,
 )
 from protocol.errors import ErrorCode
-from protocol.explanations import CacheLookup, LookupEnd, RequestInfo
+from protocol.explanations import CacheLookup, LookupEnd, PromptChange, RequestInfo
 from protocol.outputs import CallFailed, CallResult
 from protocol.requests import Call, EngineRequest
 from protocol.sampling import SamplingParams
@@ -59,6 +59,7 @@ def info(request_id, tenant=None, ended=LookupEnd.OTHER_SALT_OR_ADAPTER):
         max_tokens=1,
         num_computed_tokens=1,
         cache_lookup=CacheLookup(num_tokens=0, num_host_tokens=0, num_disk_tokens=0, ended=ended),
+        prompt_change=PromptChange(position=0, num_same=64, before=[], was=[1], now=[2]),
     )
 
 
@@ -134,6 +135,7 @@ def test_an_explanation_does_not_tell_what_others_have_cached():
     for rights, ended in ((ALICE, LookupEnd.NEVER_SEEN), (Rights(), "other salt or adapter")):
         answer = permitted_answer(client(rights, "mine"), call, answered(info("mine", "alice")))
         assert answer.result.cache_lookup.ended == ended
+        assert (answer.result.prompt_change is None) == (rights is ALICE), "nor any tokens"
 
 
 def test_statistics_name_the_own_tenant_only():

@@ -8,9 +8,11 @@ import sys
 import pytest
 from fake_engine import wait_until
 from fake_model import EOS_ID, ids_of, saying
+from msgspec.structs import replace
 
 from frontend import LLM
 from frontend.cli.app import run_command_line
+from protocol.explanations import PromptChange
 
 
 @pytest.fixture
@@ -246,6 +248,15 @@ def test_help_and_version_need_no_engine_and_load_no_library_of_a_model():
 def test_a_request_is_explained_as_text_and_as_json(run, start_engine, address):
     engine = start_engine()
     engine.step = lambda: None  # nothing happens before it is asked
+    before, was, now = map(ids_of, ("Today is\n18:4", "1. Be", "2. Be"))
+    change = PromptChange(position=37, num_same=11_902, before=before, was=was, now=now)
+    do = engine.do
+
+    def explained(call):
+        found = do(call)
+        return replace(found, prompt_change=change) if hasattr(found, "prompt_change") else found
+
+    engine.do = explained
     waiting = program("complete", "Hi", "--max-tokens", "400", "--address", address)
     try:
         wait_until(lambda: engine.requests)
@@ -258,12 +269,19 @@ def test_a_request_is_explained_as_text_and_as_json(run, start_engine, address):
         assert "why needs 9 blocks, 3 are free" in lines
         assert "ended evicted" in lines
         assert "mode recompute" in lines
+        advice = (
+            "advice the prompt differs from the one before at token 37 of 2: '...Today is 18:4|2. "
+            "Be...', which was '|1. Be...'; the 11,902 tokens behind it are the same"
+        )
+        assert any(line.startswith(advice) for line in lines)
+        assert "prompt_change" not in out
         document = json.loads(
             run("info", "--request", request_id, "--json", "--address", address)[1]
         )
         assert document["request_id"] == request_id
         assert document["cache_lookup"]["num_tokens"] == 32
         assert document["preemptions"][0]["num_blocks"] == 3
+        assert document["prompt_change"]["position"] == 37
         assert document["finish_reason"] is None
     finally:
         waiting.kill()
