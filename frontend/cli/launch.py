@@ -151,7 +151,8 @@ def _ask(base: str, path: str, timeout_s: float, **body: Any) -> Any:
     headers = {"authorization": f"Bearer {_key()}", "content-type": "application/json"}
     data = json.dumps(body).encode() if body else None
     request = urllib.request.Request(base + path, data, headers)
-    with urllib.request.urlopen(request, timeout=timeout_s) as answer:
+    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))  # it is near
+    with opener.open(request, timeout=timeout_s) as answer:
         return json.load(answer)
 
 
@@ -162,6 +163,8 @@ def _server(model: str, timeout_s: float) -> Iterator[str]:
     if subprocess.run(pull, stdout=subprocess.DEVNULL, check=False).returncode:
         raise EngineStartError(f"{model} is not here and cannot be fetched")
     serve = [*python_module("frontend.cli"), "serve", model, "--port", "0"]
+    for each in (signal.SIGTERM, signal.SIGHUP):
+        signal.signal(each, lambda number, _frame: sys.exit(128 + number))  # by way of `finally`
     with tempfile.NamedTemporaryFile("w+", prefix="engine-client-launch-", suffix=".log") as log:
         print_fault(f"starting {model}; log: {log.name}")
         process = subprocess.Popen(

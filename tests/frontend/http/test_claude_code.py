@@ -56,28 +56,27 @@ def events_of(response):
     return [json.loads(line[6:]) for line in response.text.split("\n") if line[:6] == "data: "]
 
 
-@pytest.mark.parametrize("sent", RECORDED[:4], ids=["title", "first", "with a result", "found"])
-def test_each_of_its_requests_is_a_stream_whose_tokens_were_counted(agent_server, sent):
+def test_each_of_its_requests_is_a_stream_whose_tokens_were_counted(agent_server):
     http = agent_server("I look." + CALL)
-    headers, body = sent["headers"], sent["body"]
-    events = events_of(http.post(sent["path"], json=body, headers=headers))
-    kinds = [each["type"] for each in events]
-    assert (kinds[0], kinds[-2:]) == ("message_start", ["message_delta", "message_stop"])
-    usage = events[-2]["usage"]
-    prompt = [usage[name] for name in usage if name != "output_tokens"]
-    num_tokens = len(http.engine.requests[-1].prompt_token_ids)
-    assert sum(prompt) == num_tokens
-    if body["tools"]:
-        assert events[-2]["delta"]["stop_reason"] == "tool_use"
-        assert prompt == [num_tokens % 16, num_tokens // 16 * 16 - 3, 3]
-    else:
-        assert usage["cache_creation_input_tokens"] == 0
-    counted = {
-        name: body[name] for name in body if name not in ("max_tokens", "metadata", "stream")
-    }
-    answer = http.post("/v1/messages/count_tokens?beta=true", json=counted, headers=headers)
-    assert answer.json() == {"input_tokens": num_tokens}
-    assert "billing" not in prompt_of(http)
+    for sent in RECORDED[:4]:
+        headers, body = sent["headers"], sent["body"]
+        events = events_of(http.post(sent["path"], json=body, headers=headers))
+        kinds = [each["type"] for each in events]
+        assert (kinds[0], kinds[-2:]) == ("message_start", ["message_delta", "message_stop"])
+        usage = events[-2]["usage"]
+        prompt = [usage[name] for name in usage if name != "output_tokens"]
+        num_tokens = len(http.engine.requests[-1].prompt_token_ids)
+        assert sum(prompt) == num_tokens
+        if body["tools"]:
+            assert events[-2]["delta"]["stop_reason"] == "tool_use"
+            assert prompt == [num_tokens % 16, num_tokens // 16 * 16 - 3, 3]
+        else:
+            assert usage["cache_creation_input_tokens"] == 0
+        unsent = ("max_tokens", "metadata", "stream")
+        counted = {name: body[name] for name in body if name not in unsent}
+        answer = http.post("/v1/messages/count_tokens?beta=true", json=counted, headers=headers)
+        assert answer.json() == {"input_tokens": num_tokens}
+        assert "billing" not in prompt_of(http)
 
 
 def test_a_result_of_a_tool_and_a_system_text_stand_where_templates_take_them(agent_server):
@@ -119,42 +118,29 @@ def test_tools_that_its_clients_run_have_their_schemas(agent_server):
 THOUGHT = [{"type": "thinking", "thinking": "Hm.", "signature": "s"}, {"type": "text", "text": "A"}]
 
 
-@pytest.mark.parametrize(
-    ("content", "rendered"),
-    [
+def test_documents_are_texts(agent_server):
+    http = agent_server("x")
+    text = {"type": "text", "text": "a"}
+    plain = {"type": "text", "media_type": "text/plain", "data": "long"}
+    blocks = {"type": "content", "content": [text]}
+    for content, rendered in (
         (
-            {
-                "type": "document",
-                "title": "T",
-                "source": {"type": "text", "media_type": "text/plain", "data": "long"},
-            },
+            {"type": "document", "title": "T", "source": plain},
             '<document title="T">\nlong\n</document>',
         ),
         (
-            {
-                "type": "document",
-                "source": {"type": "content", "content": [{"type": "text", "text": "a"}]},
-                "citations": {"enabled": False},
-            },
+            {"type": "document", "source": blocks, "citations": {"enabled": False}},
             "<document>\na\n</document>",
         ),
         (
-            {
-                "type": "search_result",
-                "title": "T",
-                "source": "http://x",
-                "content": [{"type": "text", "text": "a"}],
-            },
+            {"type": "search_result", "title": "T", "source": "http://x", "content": [text]},
             '<search_result title="T" source="http://x">\na\n</search_result>',
         ),
-    ],
-)
-def test_documents_are_texts(agent_server, content, rendered):
-    http = agent_server("x")
-    result = {"type": "tool_result", "tool_use_id": "t", "content": [content]}
-    for blocks, role in (([content], "user"), ([result], "tool")):
-        assert ask(http, messages=[{"role": "user", "content": blocks}]).status_code == 200
-        assert prompt_of(http) == f"{role}:{rendered};"
+    ):
+        result = {"type": "tool_result", "tool_use_id": "t", "content": [content]}
+        for block, role in ((content, "user"), (result, "tool")):
+            assert ask(http, messages=[{"role": "user", "content": [block]}]).is_success
+            assert prompt_of(http) == f"{role}:{rendered};"
 
 
 @pytest.mark.parametrize(
@@ -218,22 +204,17 @@ def test_thinking_of_earlier_turns_is_kept_as_asked(agent_server):
     assert "now" not in prompt_of(http)
 
 
-@pytest.mark.parametrize("stream", [False, True])
-def test_thinking_that_is_omitted_comes_back_in_its_signature(agent_server, stream):
-    http = agent_server("Hm, \u00fc.</think>Yes.", THINKS)
+def test_thinking_that_is_omitted_comes_back_in_its_signature(agent_server):
+    template = "{% for m in messages %}{{ m.role }}:{{ m.reasoning_content }}|{% endfor %}"
+    http = agent_server("Hm, \u00fc.</think>Yes.", template + THINKS)
     thinking = {"type": "adaptive", "display": "omitted"}
-    response = ask(http, thinking=thinking, stream=stream)
-    if stream:
-        deltas = [each["delta"] for each in events_of(response) if "delta" in each]
-        assert [each["type"] for each in deltas[:2]] == ["signature_delta", "text_delta"]
-        block = {"type": "thinking", "thinking": "", "signature": deltas[0]["signature"]}
-    else:
-        block, _ = response.json()["content"]
-    assert block["thinking"] == ""
+    (block, _) = ask(http, thinking=thinking).json()["content"]
+    events = events_of(ask(http, thinking=thinking, stream=True))
+    deltas = [each["delta"] for each in events if "delta" in each]
+    assert [each["type"] for each in deltas[:2]] == ["signature_delta", "text_delta"]
+    assert block == {"type": "thinking", "thinking": "", "signature": deltas[0]["signature"]}
     redacted = {"type": "redacted_thinking", "data": "?"}
     said = {"role": "assistant", "content": [redacted, block, {"type": "text", "text": "Yes."}]}
-    template = "{% for m in messages %}{{ m.role }}:{{ m.reasoning_content }}|{% endfor %}"
-    http = agent_server("x", template)
     assert ask(http, messages=[*HELLO, said, *HELLO]).is_success
     assert "assistant:Hm, \u00fc.|" in prompt_of(http)
 
