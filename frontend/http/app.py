@@ -38,6 +38,8 @@ from frontend.http.openai.transcriptions import transcriptions, translations
 from frontend.http.operations import openapi_document
 from frontend.http.pooling import embeddings, scores
 from frontend.http.responses import route as responses
+from frontend.http.responses import stored as stored_responses
+from frontend.http.responses.background import BackgroundRuns
 from frontend.http.responses.store import ResponseStore
 from frontend.http.scheduler_stream import watch_scheduler
 from frontend.http.served_models import ServedModels
@@ -57,7 +59,7 @@ OPERATIONS = [
     *(batches.create_batch, batches.list_batches, batches.get_batch, batches.cancel_batch),
     *(embeddings.embeddings, embeddings.encode, embeddings.classify, embeddings.cohere_embed),
     *scores.OPERATIONS,
-    *(responses.create_response, responses.get_response),
+    *(responses.create_response, *stored_responses.OPERATIONS),
     *(anthropic.messages, anthropic.count_tokens),
     *(ollama.chat, ollama.generate, ollama_models.pull, ollama_models.show),
     *(ollama_embeddings.embed, ollama_embeddings.old_embed),
@@ -88,6 +90,7 @@ def make_app(
         keys: None: everybody is answered.
     """
     endpoint = settings.otlp_traces_endpoint
+    stored = ResponseStore(folder=settings.responses_dir)
     traces = None if endpoint is None else Traces(endpoint)
     door = Middleware(
         Door,
@@ -112,7 +115,8 @@ def make_app(
         served.media_sources = settings.media_sources
         app.state.models = served
         app.state.settings = settings
-        app.state.responses = ResponseStore()
+        app.state.responses = stored
+        app.state.background_responses = BackgroundRuns()
         app.state.files = FileStore(settings.files_dir, settings.max_files_size)
         app.state.jobs = Jobs(app.state.files, batches.answerers(app))
         if settings.files_dir is not None:
@@ -123,6 +127,7 @@ def make_app(
         async with app.state.tool_servers:
             yield
         await app.state.jobs.close()
+        await app.state.background_responses.close()
         app.state.files.close()
         await served.close()
         if traces is not None:

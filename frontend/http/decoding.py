@@ -80,7 +80,7 @@ async def decode(decoder: msgspec.json.Decoder[Any], body: bytes) -> Any:
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         if not isinstance(error, msgspec.ValidationError):
             raise _no_json(error, body) from None
-        raise _refusal(error) from None
+        raise refusal(error) from None
 
 
 def _decode_without_nulls(kind: Any, body: bytes) -> Any:
@@ -156,8 +156,10 @@ def _what_and_path(error: Exception) -> tuple[str, str]:
     return what, path.rstrip("`").lstrip(".")
 
 
-def _refusal(error: Exception) -> ApiError:
+def refusal(error: Exception, within: str = "") -> ApiError:
+    """What a value is not that was to be of a type. `within`: where the value stands."""
     what, param = _what_and_path(error)
+    param = f"{within}.{param}" if within and param else within or param
     if what.startswith(_UNKNOWN):
         name = what.removeprefix(_UNKNOWN).rstrip("`")
         param = f"{param}.{name}" if param else name

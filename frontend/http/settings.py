@@ -75,6 +75,11 @@ class ServerSettings:
     """Seconds for a call of such a tool."""
     list_parsers: Annotated[bool, Parameter(negative="")] = False
     """Print the names that these two take, and exit."""
+    unknown_tools: Literal["ignore", "refuse"] = "ignore"
+    """Tools of the Responses API that nobody here runs, such as web_search: leave them out, with a
+    line in the log, or refuse the request."""
+    responses_dir: Path | None = None
+    """A folder: responses that were asked to be stored are kept there, also beyond a restart."""
     enable_in_reasoning: Annotated[
         bool, Parameter(name="--structured-outputs-config.enable_in_reasoning", negative="")
     ] = False

@@ -42,7 +42,7 @@ def chat_format(
     llm: AsyncLLM,
     asked: ChatCompletionRequest,
     *,
-    tool_field: str = _TOOL_FIELD,
+    tool_field: str | Sequence[str] = _TOOL_FIELD,
     format_field: str | None = None,
 ) -> AnswerFormat:
     """`tool_field`, `format_field`: what the user calls the schemas, where that is no chat.
@@ -72,17 +72,19 @@ def chat_format(
     )
 
 
-def offered_tools(tools: Sequence[Tool] | None, field: str = _TOOL_FIELD) -> list[OfferedTool]:
+def offered_tools(
+    tools: Sequence[Tool] | None, field: str | Sequence[str] = _TOOL_FIELD
+) -> list[OfferedTool]:
     """
     Args:
-        field: what the user calls the schema of the tool with a number.
+        field: what the user calls the schema of the tool with a number; or of each.
     """
     return [
         OfferedTool(
             tool.function.name,
             tool.function.parameters,
             tool.function.strict is True,
-            field=field.format(number),
+            field=field.format(number) if isinstance(field, str) else field[number],
         )
         for number, tool in enumerate(tools or ())
     ]

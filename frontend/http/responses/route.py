@@ -1,8 +1,8 @@
-"""POST /v1/responses, GET /v1/responses/{id}."""
+"""POST /v1/responses."""
 
 import secrets
 import time
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, Sequence
 from typing import Any
 
 import msgspec
@@ -10,34 +10,37 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from frontend.async_llm import AsyncLLM
-from frontend.http.answer_parts import AnswerFormat
-from frontend.http.api_errors import ApiError, not_supported
-from frontend.http.event_stream import event, streamed, whole
+from frontend.errors import PromptTooLong
+from frontend.http.api_errors import ApiError, api_error, not_supported
+from frontend.http.event_stream import EventStream, event, streamed, whole
 from frontend.http.exchange import exchange_of
-from frontend.http.generation.answers import TokenCounts, finish_reason
 from frontend.http.generation.chat import chat_format, check_chat, generate_chat
 from frontend.http.generation.requests import (
     ChatCompletionRequest,
     ChatMessage,
-    FunctionDefinition,
     JsonSchemaFormat,
     ResponseFormat,
-    Tool,
 )
 from frontend.http.operations import operation
 from frontend.http.responses import bodies
-from frontend.http.responses.input_items import append_items
-from frontend.http.responses.store import ResponseStore, StoredResponse
-from frontend.http.responses.writer import ResponseWriter
+from frontend.http.responses.answering import Answering, Events, Keep, Outputs
+from frontend.http.responses.background import BackgroundRun, failed_event
+from frontend.http.responses.input_items import conversation_of, with_one_system_message
+from frontend.http.responses.reasoning import reasoning_of, without_old_reasoning
+from frontend.http.responses.store import StoredResponse
+from frontend.http.responses.stored import owner_of, runs_of, store_of, stored_response
+from frontend.http.responses.tools import OfferedTools, forces_calls, loaded_tools
+from frontend.http.responses.truncation import fitted
+from frontend.http.responses.writer import ResponseWriter, item_id
 from frontend.http.served_models import served_models
-from frontend.outputs import RequestOutput
+from frontend.http.settings import ServerSettings
 
 _SAME_NAMES = (
     "temperature", "top_p", "top_k", "seed", "stop", "ignore_eos", "user", "priority",
-    "safety_identifier", "prompt_cache_key", "cache_salt", "chat_template_kwargs", "tool_choice",
-    "parallel_tool_calls",
+    "safety_identifier", "prompt_cache_key", "cache_salt", "parallel_tool_calls",
 )  # fmt: skip
 _MEDIA_TYPE = "application/json"
+_LOGPROBS = "message.output_text.logprobs"
 
 
 @operation(
@@ -48,120 +51,155 @@ _MEDIA_TYPE = "application/json"
     event=bodies.ResponseEvent,
 )
 async def create_response(request: Request, asked: bodies.ResponsesRequest) -> Response:
-    """Answer a conversation with items, whole or as a stream of events."""
-    _check(asked)
-    conversation = _conversation(request, asked)
-    chat = _chat_request(asked, conversation)
-    check_chat(chat)
+    """Answer a conversation with items, whole, as a stream of events, or in the background."""
+    _check(request, asked)
+    items, num_before = await _conversation(request, asked)
     llm = await served_models(request).get(asked.model)
+    tools = _tools(request, llm, asked, items)
+    reasoning, level, variables = reasoning_of(llm, asked)
+    chat = _chat_request(asked, conversation_of(items, tools.pass_over), tools)
+    chat.reasoning_effort, chat.chat_template_kwargs = level, variables or None
+    check_chat(chat)
     parts = chat_format(
-        request,
-        llm,
-        chat,
-        tool_field="tools[{}].parameters",
-        format_field="text.format.schema",
+        request, llm, chat, tool_field=tools.fields, format_field="text.format.schema"
     )
-    outputs = await generate_chat(llm, chat, parts, exchange_of(request))
-    writer = ResponseWriter(_response_object(asked, exchange_of(request).model, llm))
-
-    def store() -> None:
-        if asked.store is False:
-            return
-        items = msgspec.convert(msgspec.to_builtins(writer.response.output), list[bodies.InputItem])
-        append_items(conversation, items)
-        encode = msgspec.json.encode
-        stored = StoredResponse(_owner(request), encode(writer.response), encode(conversation))
-        responses: ResponseStore = request.app.state.responses
-        responses.put(writer.response.id, stored)
-
-    def events(
-        outputs: AsyncGenerator[RequestOutput, None],
-    ) -> AsyncGenerator[bodies.ResponseEvent, None]:
-        return _events(outputs, parts, writer, store, streams_arguments=bool(asked.stream))
-
-    if not asked.stream:
-        await whole(request, events(outputs))
-        return Response(msgspec.json.encode(writer.response), media_type=_MEDIA_TYPE)
-
-    def failure(error: ApiError, _path: str) -> bytes:
-        code = "invalid_prompt" if error.status < 500 else "server_error"
-        code = "rate_limit_exceeded" if error.status == 429 else code
-        return _encoded(writer.fail(code, error.message))
-
-    return await streamed(
-        request, outputs, lambda each: _encoded_events(writer, events(each)), failure
+    exchange = exchange_of(request)
+    outputs = await generate_chat(llm, chat, parts, exchange)
+    if asked.truncation == "auto":
+        outputs = fitted(outputs, chat, lambda chat: generate_chat(llm, chat, parts, exchange))
+    response = _response_object(asked, exchange.model, llm, reasoning)
+    for number, item in enumerate(items[num_before:], num_before):
+        item.id = item.id or item_id("msg", response.id, number)
+    include = asked.include or ()
+    writer = ResponseWriter(
+        response,
+        tools.forms,
+        first_number=len(items),
+        seals_reasoning="reasoning.encrypted_content" in include,
     )
+    num_top = (asked.top_logprobs or 0) if _LOGPROBS in include else None
+    answering = Answering(llm, parts, writer, streams=bool(asked.stream), num_top=num_top)
+
+    async def keep(events: list[bytes] | None = None) -> None:
+        if asked.store is not False:
+            kept = b",".join(map(_encoded_item, [*items, *response.output]))
+            encoded = msgspec.json.encode(response)
+            stored = StoredResponse(encoded, b"[" + kept + b"]", num_before, events)
+            await store_of(request).put(response.id, owner_of(request), stored)
+
+    if asked.background:
+        run = BackgroundRun(owner_of(request), writer, keep, streams=bool(asked.stream))
+        queued = msgspec.json.encode(response)
+        runs_of(request).start(run, answering.begun_events(outputs), exchange)
+        if asked.stream:
+            return EventStream(run.follow())
+        return Response(queued, media_type=_MEDIA_TYPE)
+    if asked.stream:
+        return await _streamed(request, answering, outputs, keep)
+    await whole(request, answering.events(outputs, keep))
+    return Response(msgspec.json.encode(response), media_type=_MEDIA_TYPE)
 
 
-@operation("GET", "/v1/responses/{response_id}", gives=bodies.ResponseObject)
-async def get_response(request: Request) -> Response:
-    """A response that was kept."""
-    for name in request.query_params:
-        raise ApiError(400, f"{name!r} is not supported; omit it", param=name)
-    stored = _stored(request, request.path_params["response_id"], 404)
-    return Response(stored.response, media_type=_MEDIA_TYPE)
+async def _streamed(
+    request: Request, answering: Answering, outputs: Outputs, keep: Keep
+) -> Response:
+    """A prompt that is too long is the stream's last event, not a status, as OpenAI has it:
+    agents shorten their conversation then."""
+
+    async def encoded(events: Events) -> AsyncGenerator[bytes, None]:
+        async for each in events:
+            yield event(each, each.type)
+
+    async def failing(told: ApiError) -> AsyncGenerator[bytes, None]:
+        for each in (*answering.writer.begin(), failed_event(answering.writer, told)):
+            yield event(each, each.type)
+
+    def last_event(told: ApiError, _path: str) -> bytes:
+        failed = failed_event(answering.writer, told)
+        return event(failed, failed.type)
+
+    try:
+        return await streamed(
+            request,
+            outputs,
+            lambda outputs: encoded(answering.begun_events(outputs, keep)),
+            last_event,
+        )
+    except PromptTooLong as error:
+        told = api_error(error)
+        assert told is not None
+        return EventStream(failing(told))
 
 
-def _check(asked: bodies.ResponsesRequest) -> None:
+def _check(request: Request, asked: bodies.ResponsesRequest) -> None:
     kind = "text" if asked.text is None else asked.text.format.type
     if kind not in ("text", "json_object", "json_schema"):
         raise not_supported("text.format.type", kind, 'use "text", "json_object" or "json_schema"')
+    if asked.background:
+        if asked.store is False:
+            what = "background needs store; omit store, or background"
+            raise ApiError(400, what, param="background")
+        runs_of(request).check()
 
 
-def _owner(request: Request) -> str | None:
-    """None without keys: then all callers are one."""
-    exchange = exchange_of(request)
-    return None if exchange.key is None else exchange.caller
-
-
-def _stored(request: Request, response_id: str, status: int) -> StoredResponse:
-    responses: ResponseStore = request.app.state.responses
-    stored = responses.get(response_id, _owner(request))
-    if stored is None:
-        raise ApiError(
-            status,
-            f"the response {response_id!r} is not kept here: it was not stored, or dropped for "
-            "newer ones; send the conversation as input",
-            param="previous_response_id" if status == 400 else "response_id",
-            code="previous_response_not_found" if status == 400 else "not_found",
-        )
-    return stored
-
-
-def _conversation(request: Request, asked: bodies.ResponsesRequest) -> list[ChatMessage]:
-    """The conversation so far, without instructions."""
-    messages: list[ChatMessage] = []
+async def _conversation(
+    request: Request, asked: bodies.ResponsesRequest
+) -> tuple[list[bodies.InputItem], int]:
+    """All items so far, and how many of them belong to responses before this one."""
+    items: list[bodies.InputItem] = []
     if asked.previous_response_id is not None:
-        stored = _stored(request, asked.previous_response_id, 400)
-        messages = msgspec.json.decode(stored.messages, type=list[ChatMessage])
+        stored = await stored_response(request, asked.previous_response_id, 400)
+        items = msgspec.json.decode(stored.items, type=list[bodies.InputItem])
+    num_before = len(items)
     if isinstance(asked.input, str):
-        messages.append(ChatMessage(role="user", content=asked.input))
-    else:
-        append_items(messages, asked.input)
-    if not messages:
+        return [*items, bodies.InputItem(role="user", content=asked.input)], num_before
+    for item in asked.input:
+        kept = None
+        if item.type == "item_reference" and item.id is not None:
+            kept = await store_of(request).item(item.id, owner_of(request))
+        items.append(item if kept is None else msgspec.json.decode(kept, type=bodies.InputItem))
+    if not items:
         raise ApiError(400, "input is empty; give at least one message", param="input")
-    return messages
+    return items, num_before
+
+
+def _tools(
+    request: Request,
+    llm: AsyncLLM,
+    asked: bodies.ResponsesRequest,
+    items: Sequence[bodies.InputItem],
+) -> OfferedTools:
+    settings: ServerSettings = request.app.state.settings
+    template = llm.get_tokenizer().used_template(None, has_tools=bool(asked.tools))
+    tools = OfferedTools(
+        refuses=settings.unknown_tools == "refuse",
+        forces=forces_calls(settings.tool_call_parser, template or ""),
+    )
+    tools.add_all(asked.tools or ())
+    tools.add_all(loaded_tools(items), where="input")
+    return tools
 
 
 def _chat_request(
-    asked: bodies.ResponsesRequest, conversation: list[ChatMessage]
+    asked: bodies.ResponsesRequest, conversation: list[ChatMessage], tools: OfferedTools
 ) -> ChatCompletionRequest:
     messages = [*conversation]
     if asked.instructions:
         messages.insert(0, ChatMessage(role="system", content=asked.instructions))
-    tools = [
-        Tool(function=msgspec.convert(each, FunctionDefinition, from_attributes=True))
-        for each in asked.tools or ()
-    ]
+    if asked.reasoning is not None and asked.reasoning.context == "current_turn":
+        without_old_reasoning(messages)
     same: dict[str, Any] = {name: getattr(asked, name) for name in _SAME_NAMES}
+    same["tool_choice"] = tools.choice(asked.tool_choice)
+    has_logprobs = _LOGPROBS in (asked.include or ())
     return ChatCompletionRequest(
-        messages=messages,
+        messages=with_one_system_message(messages),
         model=asked.model,
         stream=True,
         max_completion_tokens=asked.max_output_tokens,
-        tools=tools,
+        tools=tools.functions,
         response_format=_response_format(asked),
-        reasoning_effort=None if asked.reasoning is None else asked.reasoning.effort,
+        logprobs=has_logprobs,
+        top_logprobs=asked.top_logprobs if has_logprobs else None,
         **same,
     )
 
@@ -175,75 +213,45 @@ def _response_format(asked: bodies.ResponsesRequest) -> ResponseFormat | None:
 
 
 def _response_object(
-    asked: bodies.ResponsesRequest, model: str, llm: AsyncLLM
+    asked: bodies.ResponsesRequest,
+    model: str,
+    llm: AsyncLLM,
+    reasoning: bodies.ReasoningOptions,
 ) -> bodies.ResponseObject:
     defaults = llm.get_default_sampling_params()
     return bodies.ResponseObject(
         id=f"resp_{secrets.token_hex(24)}",
         created_at=int(time.time()),
+        status="queued" if asked.background else "in_progress",
+        background=bool(asked.background),
         instructions=asked.instructions,
         max_output_tokens=asked.max_output_tokens,
+        max_tool_calls=asked.max_tool_calls,
         model=model,
         parallel_tool_calls=asked.parallel_tool_calls is not False,
         previous_response_id=asked.previous_response_id,
-        reasoning=asked.reasoning or bodies.ReasoningOptions(),
+        prompt_cache_key=asked.prompt_cache_key,
+        reasoning=reasoning,
+        safety_identifier=asked.safety_identifier,
         store=asked.store is not False,
         temperature=defaults.temperature if asked.temperature is None else asked.temperature,
         text=asked.text or bodies.TextOptions(),
         tool_choice=asked.tool_choice or "auto",
         tools=asked.tools or [],
+        top_logprobs=asked.top_logprobs or 0,
         top_p=defaults.top_p if asked.top_p is None else asked.top_p,
+        truncation=asked.truncation or "disabled",
         user=asked.user,
         metadata=asked.metadata or {},
     )
 
 
-async def _events(
-    outputs: AsyncGenerator[RequestOutput, None],
-    parts: AnswerFormat,
-    writer: ResponseWriter,
-    store: Callable[[], None],
-    *,
-    streams_arguments: bool,
-) -> AsyncGenerator[bodies.ResponseEvent, None]:
-    counts = TokenCounts()
-    parser = None
-    num_reasoning_tokens = 0
-    async for output in outputs:
-        counts.count(0, output)
-        (part,) = output.outputs
-        reason = finish_reason(part)
-        parser = parser or parts.parser(output.prompt, streams_arguments=streams_arguments)
-        for piece in parser.feed(part.text, at_end=part.finished()):
-            for each in writer.add(piece):
-                yield each
-        num_reasoning_tokens += len(part.token_ids) if parser.is_reasoning else 0
-        if reason is not None:
-            for each in writer.end(reason, _usage(counts, num_reasoning_tokens)):
-                if each.response is not msgspec.UNSET:
-                    store()
-                yield each
-
-
-def _usage(counts: TokenCounts, num_reasoning_tokens: int) -> bodies.ResponseUsage:
-    usage = counts.usage()
-    return bodies.ResponseUsage(
-        input_tokens=usage.prompt_tokens,
-        input_tokens_details=bodies.InputTokensDetails(usage.prompt_tokens_details.cached_tokens),
-        output_tokens=usage.completion_tokens,
-        output_tokens_details=bodies.OutputTokensDetails(num_reasoning_tokens),
-        total_tokens=usage.total_tokens,
-    )
-
-
-async def _encoded_events(
-    writer: ResponseWriter, events: AsyncGenerator[bodies.ResponseEvent, None]
-) -> AsyncGenerator[bytes, None]:
-    for each in writer.begin():
-        yield _encoded(each)
-    async for each in events:
-        yield _encoded(each)
-
-
-def _encoded(each: bodies.ResponseEvent) -> bytes:
-    return event(each, each.type)
+def _encoded_item(item: bodies.InputItem | bodies.OutputItem) -> bytes:
+    """As it is listed: with its type, and a message's content in parts."""
+    found: dict[str, Any] = msgspec.to_builtins(item)
+    found.setdefault("type", "message")
+    if found["type"] == "message" and isinstance(text := found.get("content"), str):
+        kind = "output_text" if found.get("role") == "assistant" else "input_text"
+        found["content"] = [{"type": kind, "text": text}]
+        found.setdefault("status", "completed")
+    return msgspec.json.encode(found)

@@ -1,7 +1,7 @@
 """A response as it grows: its items, and OpenAI's events about them in OpenAI's order."""
 
-import secrets
-from collections.abc import Iterator
+import time
+from collections.abc import Iterator, Mapping
 from typing import Any, Literal
 
 import msgspec
@@ -9,45 +9,79 @@ from msgspec import UNSET
 
 from frontend.http.answer_parts import Part, Reasoning
 from frontend.http.responses import bodies
+from frontend.http.responses.call_forms import CallForm, InputText
+from frontend.http.responses.input_items import sealed
 from frontend.http.tools.calls import ArgumentsDelta, ToolCall
 
-TextKind = Literal["output_text", "reasoning_text"]
+TextKind = Literal["output_text", "reasoning_text", "reasoning_summary_text"]
+_PREFIXES: dict[TextKind, str] = {
+    "output_text": "msg",
+    "reasoning_text": "rs",
+    "reasoning_summary_text": "rs",
+}
 
 
 class ResponseWriter:
     """
     Args:
         response: gets the items, and in the end its status.
+        forms: of calls, by the names of functions.
+        first_number: of its items, which their ids say.
+        seals_reasoning: reasoning gets `encrypted_content`.
     """
 
-    def __init__(self, response: bodies.ResponseObject) -> None:
+    def __init__(
+        self,
+        response: bodies.ResponseObject,
+        forms: Mapping[str, CallForm],
+        *,
+        first_number: int = 0,
+        seals_reasoning: bool = False,
+    ) -> None:
         self.response = response
+        self._forms = forms
+        self._first_number = first_number
+        self._seals_reasoning = seals_reasoning
+        asked = response.reasoning
+        shows_summary = asked.summary or asked.generate_summary
+        self._reasoning: TextKind = "reasoning_summary_text" if shows_summary else "reasoning_text"
         self._num_events = 0
         self._open: TextKind | ToolCall | None = None
+        self._form = CallForm("")
+        self._input = InputText()
         self._item_id = ""
         self._pieces: list[str] = []
+        self._logprobs: list[bodies.Part] = []
 
-    def begin(self) -> list[bodies.ResponseEvent]:
-        return [
-            self._event("created", self._snapshot()),
-            self._event("in_progress", self._snapshot()),
-        ]
+    def begin(self) -> Iterator[bodies.ResponseEvent]:
+        yield self._event("created", self._snapshot())
+        if self.response.status == "queued":
+            yield self._event("queued", self._snapshot())
+        self.response.status = "in_progress"
+        yield self._event("in_progress", self._snapshot())
 
-    def add(self, part: Part) -> Iterator[bodies.ResponseEvent]:
+    def add(
+        self, part: Part, logprobs: list[bodies.Part] | None = None
+    ) -> Iterator[bodies.ResponseEvent]:
+        """
+        Args:
+            logprobs: of the tokens of a text.
+        """
         match part:
             case str():
-                yield from self._add_text("output_text", part)
+                yield from self._add_text("output_text", part, logprobs or [])
             case Reasoning(text):
-                yield from self._add_text("reasoning_text", text)
+                yield from self._add_text(self._reasoning, text, [])
             case ToolCall():
                 yield from self._close("completed")
-                self._open, self._item_id = part, _new_id("fc")
-                self._pieces.clear()
-                yield self._item_event("output_item.added", self._call_item(part, "in_progress"))
-                if part.arguments:
-                    yield self._add_arguments(part.arguments)
+                self._form = self._forms.get(part.name) or CallForm(part.name)
+                self._begin(part, self._form.prefix)
+                self._input = InputText()
+                if self._form.event is not None:
+                    yield self._item_event("output_item.added", self._call(part, "in_progress"))
+                yield from self._add_arguments(part.arguments)
             case ArgumentsDelta(text):
-                yield self._add_arguments(text)
+                yield from self._add_arguments(text)
 
     def end(
         self, finish_reason: str | None, usage: bodies.ResponseUsage
@@ -58,10 +92,12 @@ class ResponseWriter:
         """
         is_whole = finish_reason == "stop"
         if not self.response.output and self._open is None:
-            yield from self._add_text("output_text", "")
+            yield from self._add_text("output_text", "", [])
         yield from self._close("completed" if is_whole else "incomplete")
         self.response.status = "completed" if is_whole else "incomplete"
-        if not is_whole:
+        if is_whole:
+            self.response.completed_at = int(time.time())
+        else:
             reason = "max_output_tokens" if finish_reason == "length" else str(finish_reason)
             self.response.incomplete_details = bodies.IncompleteDetails(reason)
         self.response.usage = usage
@@ -71,6 +107,12 @@ class ResponseWriter:
         self.response.status = "failed"
         self.response.error = bodies.ResponseError(code, message)
         return self._event("failed", self._snapshot())
+
+    def cancel(self) -> None:
+        """It ends with what it has; there is no event of that."""
+        for _ in self._close("incomplete"):
+            pass
+        self.response.status = "cancelled"
 
     def _snapshot(self) -> dict[str, Any]:
         return {"response": msgspec.structs.replace(self.response, output=[*self.response.output])}
@@ -85,72 +127,107 @@ class ResponseWriter:
     def _item_event(self, kind: str, item: bodies.OutputItem) -> bodies.ResponseEvent:
         return self._event(kind, {"output_index": len(self.response.output), "item": item})
 
-    def _part_event(self, kind: str, **fields: Any) -> bodies.ResponseEvent:
-        return self._event(kind, {**self._place(), "content_index": 0, **fields})
-
     def _place(self) -> dict[str, Any]:
         return {"item_id": self._item_id, "output_index": len(self.response.output)}
+
+    def _begin(self, what: TextKind | ToolCall, prefix: str) -> None:
+        """The item's id says whose it is: see `ResponseStore.item`."""
+        number = self._first_number + len(self.response.output)
+        self._open = what
+        self._item_id = item_id(prefix, self.response.id, number)
+        self._pieces.clear()
+        self._logprobs = []
+
+    def _part_event(self, kind: TextKind, what: str, **fields: Any) -> bodies.ResponseEvent:
+        """`what`: added, done, of the part; text.delta, text.done, of its text."""
+        if kind == "reasoning_summary_text":
+            name = {"added": "reasoning_summary_part.added", "done": "reasoning_summary_part.done"}
+            place = {"summary_index": 0}
+        else:
+            name = {"added": "content_part.added", "done": "content_part.done"}
+            place = {"content_index": 0}
+        known = name.get(what) or f"{kind}.{what.removeprefix('text.')}"
+        return self._event(known, {**self._place(), **place, **fields})
 
     def _text_item(
         self, kind: TextKind, status: bodies.ItemStatus, *, is_empty: bool
     ) -> bodies.OutputItem:
         text = "".join(self._pieces)
+        part: Any = [] if is_empty else [_text_part(kind, text, self._logprobs)]
         if kind == "output_text":
-            content = [] if is_empty else [bodies.OutputText(text=text)]
-            return bodies.MessageItem(id=self._item_id, status=status, content=content)
-        reasoning = [] if is_empty else [bodies.ReasoningText(text=text)]
-        return bodies.ReasoningItem(id=self._item_id, status=status, content=reasoning)
+            return bodies.MessageItem(id=self._item_id, status=status, content=part)
+        where = "content" if kind == "reasoning_text" else "summary"
+        seal = sealed(text) if self._seals_reasoning else None
+        return bodies.ReasoningItem(
+            id=self._item_id, status=status, encrypted_content=seal, **{where: part}
+        )
 
-    def _add_text(self, kind: TextKind, text: str) -> Iterator[bodies.ResponseEvent]:
+    def _add_text(
+        self, kind: TextKind, text: str, logprobs: list[bodies.Part]
+    ) -> Iterator[bodies.ResponseEvent]:
         if self._open != kind:
             yield from self._close("completed")
-            self._open = kind
-            self._item_id = _new_id("msg" if kind == "output_text" else "rs")
-            self._pieces.clear()
+            self._begin(kind, _PREFIXES[kind])
             item = self._text_item(kind, "in_progress", is_empty=True)
             yield self._item_event("output_item.added", item)
-            yield self._part_event("content_part.added", part=_text_part(kind, ""))
+            yield self._part_event(kind, "added", part=_text_part(kind, "", []))
         if text:
             self._pieces.append(text)
-            yield self._part_event(f"{kind}.delta", delta=text, logprobs=_no_logprobs(kind))
+            self._logprobs += logprobs
+            yield self._part_event(kind, "text.delta", delta=text, **_told(kind, logprobs))
 
     def _close(self, status: bodies.ItemStatus) -> Iterator[bodies.ResponseEvent]:
         kind, self._open = self._open, None
         if kind is None:
             return
-        text = "".join(self._pieces)
-        item: bodies.OutputItem
         if isinstance(kind, ToolCall):
-            done = {**self._place(), "name": kind.name, "arguments": text}
-            yield self._event("function_call_arguments.done", done)
-            item = self._call_item(kind, status)
+            if self._form.kind == "custom":
+                yield from self._pass_on(self._input.close())
+            item = self._call(kind, status)
+            if self._form.event is None:
+                yield self._item_event("output_item.added", item)
+            else:
+                text = "".join(self._pieces)
+                told = {"input": text}
+                if self._form.kind == "function":
+                    told = {"name": kind.name, "arguments": text}
+                yield self._event(f"{self._form.event}.done", {**self._place(), **told})
         else:
-            yield self._part_event(f"{kind}.done", text=text, logprobs=_no_logprobs(kind))
-            yield self._part_event("content_part.done", part=_text_part(kind, text))
+            text = "".join(self._pieces)
+            yield self._part_event(kind, "text.done", text=text, **_told(kind, self._logprobs))
+            yield self._part_event(kind, "done", part=_text_part(kind, text, self._logprobs))
             item = self._text_item(kind, status, is_empty=False)
         yield self._item_event("output_item.done", item)
         self.response.output.append(item)
 
-    def _add_arguments(self, text: str) -> bodies.ResponseEvent:
+    def _add_arguments(self, text: str) -> Iterator[bodies.ResponseEvent]:
+        yield from self._pass_on(self._input.feed(text) if self._form.kind == "custom" else text)
+
+    def _pass_on(self, text: str) -> Iterator[bodies.ResponseEvent]:
+        if not text:
+            return
         self._pieces.append(text)
-        return self._event("function_call_arguments.delta", {**self._place(), "delta": text})
+        if self._form.event is not None:
+            yield self._event(f"{self._form.event}.delta", {**self._place(), "delta": text})
 
-    def _call_item(self, call: ToolCall, status: bodies.ItemStatus) -> bodies.FunctionCallItem:
-        text = "".join(self._pieces)
-        return bodies.FunctionCallItem(
-            id=self._item_id, status=status, call_id=call.id, name=call.name, arguments=text
-        )
+    def _call(self, call: ToolCall, status: bodies.ItemStatus) -> bodies.OutputItem:
+        return self._form.item(self._item_id, status, call.id, "".join(self._pieces))
 
 
-def _text_part(kind: TextKind, text: str) -> bodies.OutputText | bodies.ReasoningText:
-    return (
-        bodies.OutputText(text=text) if kind == "output_text" else bodies.ReasoningText(text=text)
-    )
+def item_id(prefix: str, response_id: str, number: int) -> str:
+    """The id of an item of a response, by its number in the conversation."""
+    return f"{prefix}_{response_id.removeprefix('resp_')}{number:x}"
 
 
-def _no_logprobs(kind: TextKind) -> Any:
-    return [] if kind == "output_text" else UNSET
+def _text_part(kind: TextKind, text: str, logprobs: list[bodies.Part]) -> bodies.TextPart:
+    match kind:
+        case "output_text":
+            return bodies.OutputText(text=text, logprobs=[*logprobs])
+        case "reasoning_text":
+            return bodies.ReasoningText(text=text)
+        case "reasoning_summary_text":
+            return bodies.SummaryText(text=text)
 
 
-def _new_id(prefix: str) -> str:
-    return f"{prefix}_{secrets.token_hex(24)}"
+def _told(kind: TextKind, logprobs: list[bodies.Part]) -> dict[str, Any]:
+    return {"logprobs": [*logprobs]} if kind == "output_text" else {"logprobs": UNSET}

@@ -212,6 +212,13 @@ def test_a_prompt_that_is_too_long_is_told_in_words_that_clients_look_for(
     said = long or {"messages": [{"role": "user", "content": "x" * 600}]}
     fields = {"truncate": False} if path.startswith("/api/") else {}
     response = ask(http_of_refusals, path, stream=stream, **said, **fields)
+    if path == "/v1/responses" and stream:  # agents look for it there, and shorten then
+        error = json.loads(response.text.strip().rpartition("data: ")[2])["response"]["error"]
+        assert (error["code"], "limit is 511" in error["message"]) == (
+            "context_length_exceeded",
+            True,
+        )
+        return
     message = refusal(path, response, 400)
     assert "limit is 511" in message
     if path == "/v1/messages":

@@ -1,45 +1,14 @@
 """The Responses API before a scripted engine: items, events in their order, and what is kept."""
 
-import json
-from itertools import pairwise
-
 import httpx
 import pytest
 from fake_model import expected_text
 from http_server import TEMPLATE, key_file, serving
+from response_events import events_of, kinds_of, prompt_of, respond
 from tool_outputs import OUTPUTS
-
-from frontend.http.responses.store import ResponseStore, StoredResponse
 
 TOOLS = [{"type": "function", "name": "get_weather", "parameters": {"type": "object"}}]
 HERMES = TEMPLATE.replace("MARKERS", "<tool_call>")
-
-
-def respond(http, given="Hi", **fields):
-    body = {"input": given, "temperature": 0, "max_output_tokens": 400, **fields}
-    return http.post("/v1/responses", json=body)
-
-
-def events_of(response):
-    """Events, whose name is their type and whose numbers have no gaps."""
-    events = []
-    for each in response.text.strip().split("\n\n"):
-        name, data = each.split("\n")
-        events.append(json.loads(data.removeprefix("data: ")))
-        assert name == f"event: {events[-1]['type']}"
-    assert [event["sequence_number"] for event in events] == list(range(len(events)))
-    return events
-
-
-def kinds_of(events):
-    """Types in their order, repeated deltas once."""
-    kinds = [event["type"].removeprefix("response.") for event in events]
-    return kinds[:1] + [kind for before, kind in pairwise(kinds) if kind != before]
-
-
-def prompt_of(http, number=-1):
-    tokens = http.engine.requests[number].prompt_token_ids
-    return http.post("/detokenize", json={"tokens": tokens}).json()["prompt"]
 
 
 def test_a_text_is_answered_with_a_message(http):
@@ -167,56 +136,34 @@ def test_the_response_of_one_key_is_unknown_to_another(engine, tmp_path):
         assert bob.get(path).status_code == 404
 
 
-def test_the_store_keeps_within_its_count_and_bytes():
-    store = ResponseStore(max_responses=3, max_bytes=100)
-    for number in range(4):
-        store.put(str(number), StoredResponse(None, b"x" * 10, b""))
-        store.get("1", None)
-    assert [store.get(str(number), None) is None for number in range(4)] == [True] + [False] * 3
-    store.put("big", StoredResponse(None, b"x" * 85, b""))
-    assert [store.get(each, None) is None for each in ("1", "2", "3")] == [True, True, False]
-    store.put("too big", StoredResponse(None, b"x" * 101, b""))
-    assert store.get("too big", None) is None
-    assert store.get("big", None) is not None
-
-
-def test_what_is_read_stays_longer():
-    store = ResponseStore(max_responses=3)
-    for name in "abc":
-        store.put(name, StoredResponse("ann", b"x", b""))
-    assert store.get("a", "ann") is not None
-    assert store.get("b", "bob") is None, "nor does a stranger's question keep it"
-    store.put("d", StoredResponse("ann", b"x", b""))
-    assert [store.get(name, "ann") is None for name in "abcd"] == [False, True, False, False]
-
-
-@pytest.mark.parametrize("size", [1, 30])
-def test_whoever_stores_much_drops_nothing_of_others(size):
-    store = ResponseStore(max_responses=4, max_bytes=100)
-    store.put("bobs", StoredResponse("bob", b"x" * size, b""))
-    for number in range(9):
-        store.put(f"anns {number}", StoredResponse("ann", b"x" * size, b""))
-    assert store.get("bobs", "bob") is not None
-    assert store.get("bobs", "ann") is None
-    assert store.get("anns 8", "ann") is not None
-    assert store.get("anns 0", "ann") is None
-
-
 @pytest.mark.parametrize(
     ("fields", "param"),
     [
-        ({"background": True}, "background"),
         ({"conversation": "c"}, "conversation"),
-        ({"include": ["file_search_call.results"]}, "include[0]"),
         ({"max_output_tokens": 0}, "max_output_tokens"),
         ({"prompt": {"id": "p"}}, "prompt"),
-        ({"reasoning": {"summary": "detailed"}}, "reasoning.summary"),
         ({"text": {"format": {"type": "xml"}}}, "text.format.type"),
         ({"tool_choice": {"type": "function", "name": "z"}, "tools": TOOLS}, "tool_choice"),
-        ({"tools": [{"type": "web_search"}]}, "tools[0].type"),
-        ({"truncation": "auto"}, "truncation"),
         ({"given": []}, "input"),
-        ({"given": [{"type": "item_reference", "id": "x"}]}, "input[0].type"),
+        ({"background": True, "store": False}, "background"),
+        ({"include": ["everything"]}, "include[0]"),
+        ({"reasoning": {"summary": "long"}}, "reasoning.summary"),
+        ({"tools": [{"type": "function"}]}, "tools[0].name"),
+        ({"tools": [*TOOLS, *TOOLS]}, "tools[1]"),
+        ({"tools": [{"type": "function", "name": "f", "async": True}]}, "tools[0].async"),
+        (
+            {"tools": [{"type": "custom", "name": "f", "format": {"type": "x"}}]},
+            "tools[0].format.type",
+        ),
+        ({"tools": TOOLS, "tool_choice": {"type": "web_search"}}, "tool_choice"),
+        ({"given": [{"type": "item_reference", "id": "x"}]}, "input[0].id"),
+        ({"given": [{"type": "item_reference"}]}, "input[0].id"),
+        ({"given": [{"type": "computer_call_output"}]}, "input[0].type"),
+        (
+            {"given": [{"type": "compaction", "encrypted_content": "gAAA"}]},
+            "input[0].encrypted_content",
+        ),
+        ({"given": [{"type": "custom_tool_call", "call_id": "a", "name": "f"}]}, "input[0].input"),
         ({"given": [{"type": "function_call_output", "output": "x"}]}, "input[0].call_id"),
         (
             {"given": [{"role": "user", "content": [{"type": "input_file"}]}]},
