@@ -128,6 +128,7 @@ def make_app(
             yield
         await app.state.jobs.close()
         await app.state.background_responses.close()
+        stored.close()
         app.state.files.close()
         await served.close()
         if traces is not None:

@@ -108,10 +108,17 @@ class BackgroundRuns:
     def __init__(self) -> None:
         self._runs: dict[str, BackgroundRun] = {}
 
-    def check(self) -> None:
-        """Raises ApiError: there are as many as may be."""
-        if len(self._runs) >= _MOST_RUNS:
-            what = f"{len(self._runs)} responses run in the background; wait for their end"
+    def check(self, owner: str | None, most: int | None) -> None:
+        """
+        Args:
+            most: of this owner.
+
+        Raises:
+            ApiError: there are as many as may be.
+        """
+        num_own = sum(run.owner == owner for run in self._runs.values())
+        if len(self._runs) >= _MOST_RUNS or num_own >= (most or _MOST_RUNS):
+            what = f"{num_own} responses run in the background; wait for their end"
             raise ApiError(429, what, code="queue_full", retry_after_s=1)
 
     def start(

@@ -21,12 +21,13 @@ _PREFIXES: dict[ToolKind, str] = {
 }
 _INPUT_BEGIN = re.compile(r'\s*\{\s*"input"\s*:\s*"')
 _WHOLE_PART = re.compile(r'[^"\\]*(?:\\(?:[^u]|u[0-9a-fA-F]{4})[^"\\]*)*')
+_LONGEST_ESCAPE = 12
 _HALF_PAIR = re.compile(r"\\u[dD][89abAB][0-9a-fA-F]{2}\Z")
 
 
 def visible_name(namespace: str | UnsetType | None, name: str) -> str:
-    """The one name that the model knows a tool by."""
-    if not namespace:
+    """The one name that the model knows a tool by; `functions` is where tools are without one."""
+    if not namespace or namespace == "functions":
         return name
     return namespace + ("" if namespace.endswith("__") else "__") + name
 
@@ -112,7 +113,9 @@ class InputText:
 
     def close(self) -> str:
         """The rest, where the model wrote something else: the one text in it, or all of it."""
-        if self._is_begun or not self._held:
+        if self._is_over or (self._is_begun and len(self._held) < _LONGEST_ESCAPE):
             return ""
+        if self._is_begun:
+            return self._held
         texts = [value for value in _object(self._held).values() if isinstance(value, str)]
         return texts[0] if len(texts) == 1 else self._held

@@ -23,12 +23,10 @@ class _NotRegular(Exception):
 
 def regex_of_lark(grammar: str) -> str | None:
     """What the rule `start` matches; None: no regular expression is known that says it."""
-    rules = {name: _COMMON[name] for name in _IMPORT.findall(grammar) if name in _COMMON}
-    rest = _IMPORT.sub("", grammar)
+    known = {name: _COMMON[name] for name in _IMPORT.findall(grammar) if name in _COMMON}
     try:
-        bodies = _bodies(rest)
-        return _pattern("start", bodies, rules, ())
-    except _NotRegular:
+        return _pattern("start", _bodies(_IMPORT.sub("", grammar)), known, ())
+    except (_NotRegular, RecursionError):
         return None
 
 
@@ -55,9 +53,12 @@ def _pattern(
     if name not in known:
         if name in within or name not in bodies:
             raise _NotRegular
-        known[name] = "".join(_piece(each, bodies, known, (*within, name)) for each in bodies[name])
-        if len(known[name]) > _MOST_CHARS:
-            raise _NotRegular
+        text = ""
+        for token in bodies[name]:
+            text += _piece(token, bodies, known, (*within, name))
+            if len(text) > _MOST_CHARS:
+                raise _NotRegular
+        known[name] = text
     return f"(?:{known[name]})"
 
 

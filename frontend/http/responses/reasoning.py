@@ -14,7 +14,7 @@ _NEAREST = {"none": "low", "minimal": "low", "xhigh": "high", "max": "high"}
 
 
 def reasoning_of(
-    llm: AsyncLLM, asked: ResponsesRequest
+    llm: AsyncLLM, asked: ResponsesRequest, *, has_tools: bool
 ) -> tuple[ReasoningOptions, str | None, dict[str, Any]]:
     """What is done of it, the level that the template gets, and the template's variables. Where
     the template reads no level, effort is of no effect, but for `none` where it can think or not.
@@ -23,7 +23,7 @@ def reasoning_of(
     variables = dict(asked.chat_template_kwargs or {})
     if options.effort is None:
         return options, None, variables
-    template = llm.get_tokenizer().used_template(None, has_tools=bool(asked.tools)) or ""
+    template = llm.get_tokenizer().used_template(None, has_tools=has_tools) or ""
     level = None
     if "reasoning_effort" in template:
         names = (f"'{options.effort}'", f'"{options.effort}"')

@@ -29,7 +29,7 @@ from frontend.http.responses.input_items import conversation_of, with_one_system
 from frontend.http.responses.reasoning import reasoning_of, without_old_reasoning
 from frontend.http.responses.store import StoredResponse
 from frontend.http.responses.stored import owner_of, runs_of, store_of, stored_response
-from frontend.http.responses.tools import OfferedTools, forces_calls, loaded_tools
+from frontend.http.responses.tools import OfferedTools, forces_calls
 from frontend.http.responses.truncation import fitted
 from frontend.http.responses.writer import ResponseWriter, item_id
 from frontend.http.served_models import served_models
@@ -56,7 +56,7 @@ async def create_response(request: Request, asked: bodies.ResponsesRequest) -> R
     items, num_before = await _conversation(request, asked)
     llm = await served_models(request).get(asked.model)
     tools = _tools(request, llm, asked, items)
-    reasoning, level, variables = reasoning_of(llm, asked)
+    reasoning, level, variables = reasoning_of(llm, asked, has_tools=bool(tools.functions))
     chat = _chat_request(asked, conversation_of(items, tools.pass_over), tools)
     chat.reasoning_effort, chat.chat_template_kwargs = level, variables or None
     check_chat(chat)
@@ -139,7 +139,9 @@ def _check(request: Request, asked: bodies.ResponsesRequest) -> None:
         if asked.store is False:
             what = "background needs store; omit store, or background"
             raise ApiError(400, what, param="background")
-        runs_of(request).check()
+        key = exchange_of(request).key
+        most = None if key is None else key.max_concurrent_requests
+        runs_of(request).check(owner_of(request), most)
 
 
 async def _conversation(
@@ -170,13 +172,15 @@ def _tools(
     items: Sequence[bodies.InputItem],
 ) -> OfferedTools:
     settings: ServerSettings = request.app.state.settings
-    template = llm.get_tokenizer().used_template(None, has_tools=bool(asked.tools))
+    template = llm.get_tokenizer().used_template(None, has_tools=True)
     tools = OfferedTools(
         refuses=settings.unknown_tools == "refuse",
         forces=forces_calls(settings.tool_call_parser, template or ""),
     )
     tools.add_all(asked.tools or ())
-    tools.add_all(loaded_tools(items), where="input")
+    for number, item in enumerate(items):
+        if item.type in ("additional_tools", "tool_search_output"):
+            tools.add_all(item.tools or (), f"input[{number}].tools")
     return tools
 
 

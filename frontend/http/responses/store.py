@@ -2,11 +2,13 @@
 
 import asyncio
 import contextlib
+import fcntl
 import hashlib
 import os
 import re
 from collections import Counter, OrderedDict
 from pathlib import Path
+from typing import IO
 
 import msgspec
 
@@ -56,6 +58,7 @@ class ResponseStore:
         self._max_responses = most if max_responses is None else max_responses
         self._max_bytes = most_bytes if max_bytes is None else max_bytes
         self._folder = folder
+        self._lock: IO[str] | None = None
         self._in_memory: dict[str, bytes] = {}
         self._sizes: dict[str, OrderedDict[str, int]] = {}
         """Bytes of each response of an owner, the least recently used first."""
@@ -63,8 +66,16 @@ class ResponseStore:
         if folder is not None:
             try:
                 self._find_files(folder)
+            except BlockingIOError:
+                what = f"--responses-dir {folder}: another server uses it; give another folder"
+                raise InvalidInput(what) from None
             except OSError as error:
                 raise InvalidInput(f"--responses-dir {folder} cannot be used: {error}") from None
+
+    def close(self) -> None:
+        """Another one may use the folder now."""
+        if self._lock is not None:
+            self._lock.close()
 
     async def put(self, response_id: str, owner: str | None, stored: StoredResponse) -> None:
         """One that is larger than all of the space is not kept."""
@@ -142,12 +153,14 @@ class ResponseStore:
     def _find_files(self, folder: Path) -> None:
         """Counts what an earlier process has left, by the times of its last use."""
         make_private_folder(folder)
+        self._lock = (folder / "lock").open("w")
+        fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)  # ends with the process
         found = []
-        for path in folder.glob("*/*"):
+        for path in folder.glob("*/resp_*"):
             if _ID.fullmatch(path.name):
                 status = path.stat()
                 found.append((status.st_mtime, path.parent.name, path.name, status.st_size))
-            else:
+            elif path.suffix == ".part":
                 path.unlink()  # torn off by the end of a process
         for _, key, response_id, size in sorted(found):
             self._count(key, response_id, size)

@@ -12,7 +12,6 @@ import msgspec
 from frontend.http.api_errors import ApiError, not_supported
 from frontend.http.decoding import refusal
 from frontend.http.generation.requests import FunctionDefinition, Tool
-from frontend.http.responses.bodies import InputItem
 from frontend.http.responses.call_forms import CallForm, ToolKind, visible_name
 from frontend.http.responses.lark import regex_of_lark
 from frontend.http.tools.stream import format_of_template
@@ -68,6 +67,14 @@ class ClientTool(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     description: str | None = None
     parameters: dict[str, Any] | None = None
     allowed_callers: list[Literal["direct", "programmatic"]] | None = None
+
+
+class AllowedTools(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
+    """A choice of some of the tools."""
+
+    type: str
+    mode: Literal["auto", "required"] = "auto"
+    tools: list[dict[str, Any]]
 
 
 def _object_schema(required: Sequence[str], **properties: Any) -> dict[str, Any]:
@@ -222,11 +229,12 @@ class OfferedTools:
         if not isinstance(asked, dict):
             return asked
         if asked.get("type") == "allowed_tools":
-            allowed = {self._chosen(each) for each in asked.get("tools") or () if "type" in each}
+            choice = _converted(asked, AllowedTools, "tool_choice")
+            allowed = {self._chosen(each) for each in choice.tools}
             kept = [at for at, each in enumerate(self.functions) if each.function.name in allowed]
             self.functions = [self.functions[at] for at in kept]
             self.fields = [self.fields[at] for at in kept]
-            return str(asked.get("mode", "auto"))
+            return choice.mode
         name = self._chosen(asked)
         if name is None:
             action = '"none", "auto", "required", allowed_tools, or one of the tools'
@@ -251,12 +259,6 @@ def forces_calls(parser: str | None, chat_template: str) -> bool:
     name = parser or format_of_template(chat_template) or ""
     syntax = call_syntaxes().get(first_name(name))
     return syntax is None or syntax.is_forced
-
-
-def loaded_tools(items: Sequence[InputItem]) -> list[dict[str, Any]]:
-    """Tools that came within the conversation."""
-    kinds = ("tool_search_output", "additional_tools")
-    return [tool for item in items if item.type in kinds for tool in item.tools or ()]
 
 
 def _is_local(tool: dict[str, Any]) -> bool:

@@ -156,6 +156,11 @@ def test_the_response_of_one_key_is_unknown_to_another(engine, tmp_path):
             "tools[0].format.type",
         ),
         ({"tools": TOOLS, "tool_choice": {"type": "web_search"}}, "tool_choice"),
+        ({"tool_choice": {"type": "allowed_tools", "tools": [5]}}, "tool_choice.tools[0]"),
+        (
+            {"given": [{"type": "additional_tools", "tools": [{"type": "function"}]}]},
+            "input[0].tools[0].name",
+        ),
         ({"given": [{"type": "item_reference", "id": "x"}]}, "input[0].id"),
         ({"given": [{"type": "item_reference"}]}, "input[0].id"),
         ({"given": [{"type": "computer_call_output"}]}, "input[0].type"),

@@ -9,6 +9,7 @@ from fake_engine import wait_until
 from http_server import key_file, serving
 from response_events import events_of, kinds_of, prompt_of, respond
 
+from frontend.errors import InvalidInput
 from frontend.http.responses.store import ResponseStore, StoredResponse
 
 
@@ -31,6 +32,7 @@ async def test_the_store_keeps_within_its_count_and_bytes(tmp_path):
         assert await store.get(ids[4], None) == stored(150)
         assert await store.delete(ids[4], None)
         assert not await store.delete(ids[4], None)
+        store.close()
 
 
 async def test_what_is_read_stays_longer_and_is_its_owners():
@@ -62,19 +64,28 @@ async def test_a_folder_is_found_again_by_the_times_of_use(tmp_path):
         await first.put(each, "ann", stored())
         time.sleep(0.01)
     await first.get(ids[0], "ann")
-    (owner,) = tmp_path.iterdir()
-    (owner / "torn.part").write_bytes(b"x")
+    owner = next(each for each in tmp_path.iterdir() if each.is_dir())
+    torn, foreign = owner / "resp_1.part", owner / "notes"
+    torn.touch()
+    foreign.touch()
+    with pytest.raises(InvalidInput, match="another server uses it"):
+        ResponseStore(folder=tmp_path)
+    first.close()
     again = ResponseStore(max_responses=3, folder=tmp_path)
-    assert not (owner / "torn.part").exists()
+    assert (torn.exists(), foreign.exists()) == (False, True)
     assert owner.stat().st_mode & 0o077 == 0
     await again.put(ids[3], "bob", stored())
     assert [await again.get(each, "ann") is None for each in ids[:3]] == [False, True, False]
     (owner / ids[0]).write_bytes(b"damaged")
     assert await again.get(ids[0], "ann") is None
+    again.close()
 
 
 def test_a_response_survives_a_restart_in_a_folder(engine, tmp_path):
-    entries = [{"name": name, "key": f"key-of-{name}"} for name in ("ann", "bob")]
+    entries = [
+        {"name": name, "key": f"key-of-{name}", "max_concurrent_requests": 1}
+        for name in ("ann", "bob")
+    ]
     keys = key_file(tmp_path, *entries)
     made = None
     for _ in range(2):
@@ -90,6 +101,9 @@ def test_a_response_survives_a_restart_in_a_folder(engine, tmp_path):
             assert bob.post(f"{path}/cancel").status_code == 404
             more = respond(ann, "More", max_output_tokens=2, previous_response_id=made["id"])
             assert more.status_code == 200
+            assert respond(ann, "x", background=True, ignore_eos=True).status_code == 200
+            assert respond(ann, "x", background=True).status_code == 429
+            assert respond(bob, "x", background=True, max_output_tokens=2).status_code == 200
 
 
 def test_items_are_listed_referred_to_and_deleted(serve_text):

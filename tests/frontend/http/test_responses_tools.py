@@ -227,14 +227,18 @@ def test_a_choice_of_tools_is_by_their_own_names(http):
     says(http, "</think>Ja.")
     tools = [function("f"), {"type": "custom", "name": "c"}, {"type": "shell"}]
     group = {"type": "namespace", "name": "n", "description": "", "tools": [function("f")]}
+    own = {"type": "namespace", "name": "functions", "tools": [{"type": "custom", "name": "own"}]}
+    more = {"type": "additional_tools", "role": "developer", "tools": [own]}
     for choice, name in (
         ({"type": "function", "name": "f"}, "f"),
         ({"type": "function", "name": "f", "namespace": "n"}, "n__f"),
         ({"type": "custom", "name": "c"}, "c"),
+        ({"type": "custom", "name": "own"}, "own"),
         ({"type": "shell"}, "shell"),
         ({"type": "allowed_tools", "mode": "required", "tools": [{"type": "shell"}]}, "shell"),
     ):
-        response = respond(http, tools=[*tools, group], tool_choice=choice)
+        given = [more, text("user", "Hi")]
+        response = respond(http, given, tools=[*tools, group], tool_choice=choice)
         assert response.status_code == 200, response.text
         assert response.json()["tool_choice"] == choice
         grammar = http.engine.requests[-1].sampling_params.structured_output.text
