@@ -71,7 +71,7 @@ class BackgroundRun:
             else:
                 self._add(self.writer.fail("server_error", "the server was stopped"))
         except Exception as error:
-            self._add(failed(self.writer, error))
+            self._add(failed_event(self.writer, error))
         finally:
             await self._keep(self.events if self.streams else None)
             self.is_over = True
@@ -144,17 +144,12 @@ class BackgroundRuns:
             await run.cancel(by_caller=False)
 
 
-def failed(writer: ResponseWriter, error: Exception) -> bodies.ResponseEvent:
+def failed_event(writer: ResponseWriter, error: Exception) -> bodies.ResponseEvent:
     """The last event of a response that fails."""
     told = api_error(error)
     if told is None:
-        logger.exception("a response failed")
+        logger.error("a response failed", exc_info=error)
         told = ApiError(500, f"the server failed: {type(error).__name__}")
-    return failed_event(writer, told)
-
-
-def failed_event(writer: ResponseWriter, told: ApiError) -> bodies.ResponseEvent:
-    """`failed`, of a refusal."""
     code = "invalid_prompt" if told.status < 500 else "server_error"
     code = "rate_limit_exceeded" if told.status == 429 else code
     return writer.fail(told.code if told.code == "context_length_exceeded" else code, told.message)

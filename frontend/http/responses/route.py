@@ -11,7 +11,7 @@ from starlette.responses import Response
 
 from frontend.async_llm import AsyncLLM
 from frontend.errors import PromptTooLong
-from frontend.http.api_errors import ApiError, api_error, not_supported
+from frontend.http.api_errors import ApiError, not_supported
 from frontend.http.event_stream import EventStream, event, streamed, whole
 from frontend.http.exchange import exchange_of
 from frontend.http.generation.chat import chat_format, check_chat, generate_chat
@@ -104,18 +104,19 @@ async def _streamed(
     request: Request, answering: Answering, outputs: Outputs, keep: Keep
 ) -> Response:
     """A prompt that is too long is the stream's last event, not a status, as OpenAI has it:
-    agents shorten their conversation then."""
+    agents look for it there."""
+    writer = answering.writer
 
     async def encoded(events: Events) -> AsyncGenerator[bytes, None]:
         async for each in events:
             yield event(each, each.type)
 
-    async def failing(told: ApiError) -> AsyncGenerator[bytes, None]:
-        for each in (*answering.writer.begin(), failed_event(answering.writer, told)):
-            yield event(each, each.type)
+    async def failing(error: PromptTooLong) -> Events:
+        for each in (*writer.begin(), failed_event(writer, error)):
+            yield each
 
-    def last_event(told: ApiError, _path: str) -> bytes:
-        failed = failed_event(answering.writer, told)
+    def last_event(error: ApiError, _path: str) -> bytes:
+        failed = failed_event(writer, error)
         return event(failed, failed.type)
 
     try:
@@ -126,9 +127,7 @@ async def _streamed(
             last_event,
         )
     except PromptTooLong as error:
-        told = api_error(error)
-        assert told is not None
-        return EventStream(failing(told))
+        return EventStream(encoded(failing(error)))
 
 
 def _check(request: Request, asked: bodies.ResponsesRequest) -> None:
