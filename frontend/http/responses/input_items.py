@@ -25,6 +25,15 @@ _ACTIONS = {
 }
 """Names of functions, and fields of items that are their arguments."""
 
+_RESULTS = (
+    "function_call_output", "custom_tool_call_output", "local_shell_call_output",
+    "shell_call_output", "apply_patch_call_output",
+)  # fmt: skip
+_PASSED_OVER = (
+    "web_search_call", "file_search_call", "code_interpreter_call", "image_generation_call",
+    "mcp_list_tools", "mcp_approval_request", "mcp_approval_response",
+)  # fmt: skip
+
 
 def sealed(text: str) -> str:
     """Reasoning as clients keep it that store nothing here. It is no secret from who asked."""
@@ -74,30 +83,16 @@ def conversation_of(
             case "tool_search_output":
                 names = [tool.get("name") for tool in item.tools or ()]
                 _add_result(messages, where, item, f"tools that can be called now: {names}")
-            case (
-                "function_call_output"
-                | "custom_tool_call_output"
-                | "local_shell_call_output"
-                | "shell_call_output"
-                | "apply_patch_call_output"
-            ):
+            case kind if kind in _RESULTS:
                 output = item.status if item.type == "apply_patch_call_output" else None
                 given = _given(f"{where}.output", output if item.output is None else item.output)
                 if item.type == "shell_call_output" and not isinstance(given, str):
                     given = msgspec.json.encode(given).decode()
                 _add_result(messages, where, item, _texts(f"{where}.output", given))
+            case kind if kind in _PASSED_OVER:
+                pass_over(f"{where}.type", kind)
             case "additional_tools":
                 pass
-            case (
-                "web_search_call"
-                | "file_search_call"
-                | "code_interpreter_call"
-                | "image_generation_call"
-                | "mcp_list_tools"
-                | "mcp_approval_request"
-                | "mcp_approval_response"
-            ):
-                pass_over(f"{where}.type", item.type)
             case _:
                 if not messages or messages[-1].role != "assistant":
                     messages.append(ChatMessage(role="assistant", reasoning=reasoning))

@@ -2,7 +2,7 @@
 
 import secrets
 import time
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator
 from typing import Any
 
 import msgspec
@@ -54,10 +54,18 @@ async def create_response(request: Request, asked: bodies.ResponsesRequest) -> R
     """Answer a conversation with items, whole, as a stream of events, or in the background."""
     _check(request, asked)
     items, num_before = await _conversation(request, asked)
+    settings: ServerSettings = request.app.state.settings
+    tools = OfferedTools(refuses=settings.unknown_tools == "refuse")
+    messages = conversation_of(items, tools.pass_over)
     llm = await served_models(request).get(asked.model)
-    tools = _tools(request, llm, asked, items)
+    template = llm.get_tokenizer().used_template(None, has_tools=True) or ""
+    tools.are_forced = forces_calls(settings.tool_call_parser, template)
+    tools.add_all(asked.tools or ())
+    for number, item in enumerate(items):
+        if item.type in ("additional_tools", "tool_search_output"):
+            tools.add_all(item.tools or (), f"input[{number}].tools")
     reasoning, level, variables = reasoning_of(llm, asked, has_tools=bool(tools.functions))
-    chat = _chat_request(asked, conversation_of(items, tools.pass_over), tools)
+    chat = _chat_request(asked, messages, tools)
     chat.reasoning_effort, chat.chat_template_kwargs = level, variables or None
     check_chat(chat)
     parts = chat_format(
@@ -164,29 +172,9 @@ async def _conversation(
     return items, num_before
 
 
-def _tools(
-    request: Request,
-    llm: AsyncLLM,
-    asked: bodies.ResponsesRequest,
-    items: Sequence[bodies.InputItem],
-) -> OfferedTools:
-    settings: ServerSettings = request.app.state.settings
-    template = llm.get_tokenizer().used_template(None, has_tools=True)
-    tools = OfferedTools(
-        refuses=settings.unknown_tools == "refuse",
-        forces=forces_calls(settings.tool_call_parser, template or ""),
-    )
-    tools.add_all(asked.tools or ())
-    for number, item in enumerate(items):
-        if item.type in ("additional_tools", "tool_search_output"):
-            tools.add_all(item.tools or (), f"input[{number}].tools")
-    return tools
-
-
 def _chat_request(
-    asked: bodies.ResponsesRequest, conversation: list[ChatMessage], tools: OfferedTools
+    asked: bodies.ResponsesRequest, messages: list[ChatMessage], tools: OfferedTools
 ) -> ChatCompletionRequest:
-    messages = [*conversation]
     if asked.instructions:
         messages.insert(0, ChatMessage(role="system", content=asked.instructions))
     if asked.reasoning is not None and asked.reasoning.context == "current_turn":

@@ -122,11 +122,11 @@ class OfferedTools:
     """
     Args:
         refuses: whether a tool that nobody here runs is an error.
-        forces: whether the model's calls can be led by a grammar.
+        are_forced: whether the model's calls can be led by a grammar.
     """
 
     refuses: bool = False
-    forces: bool = True
+    are_forced: bool = True
     functions: list[Tool] = field(default_factory=list)
     """The tools that the model sees."""
     forms: dict[str, CallForm] = field(default_factory=dict)
@@ -207,7 +207,7 @@ class OfferedTools:
         if form.type == "grammar":
             description += f"\n\nThe input follows this grammar ({form.syntax}):\n{form.definition}"
             pattern = regex_of_lark(form.definition) if form.syntax == "lark" else form.definition
-            if pattern is None or not self.forces:
+            if pattern is None or not self.are_forced:
                 _tell_once(f"the grammar of the input of {tool.name!r:.100} is not enforced")
                 pattern = None
         if pattern is not None:
