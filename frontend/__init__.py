@@ -18,7 +18,7 @@ if TYPE_CHECKING:
         TooManyClients,
     )
     from frontend.event_loop import run
-    from frontend.inputs.prompts import TextPrompt, TokensPrompt
+    from frontend.inputs.prompts import InfillPrompt, TextPrompt, TokensPrompt
     from frontend.llm import LLM
     from frontend.logprobs import Logprob
     from frontend.outputs import (
@@ -56,6 +56,7 @@ __all__ = [
     "EngineDied",
     "EngineStartError",
     "EngineUnavailable",
+    "InfillPrompt",
     "InvalidInput",
     "LoRARequest",
     "Logprob",

@@ -11,6 +11,7 @@ from frontend.inputs.encoder_prompts import EncoderPrompts, SplitPrompt
 from frontend.inputs.prompt_embeds import EmbeddedPrompt, embedded_prompt
 from frontend.inputs.prompts import (
     ChatMessage,
+    PooledPrompt,
     TokensPrompt,
     chars_of,
     chat_chars,
@@ -29,6 +30,7 @@ from frontend.sampling_params import (
     SamplingParams,
     as_invalid_input,
 )
+from frontend.text.fim import filled_in, fim_prompt
 from frontend.text.long_texts import LONG_CHARS, check_chars, check_length
 from frontend.text.tokenizer import Tokenizer, needed
 from frontend.wire_params import wire_params_of
@@ -44,15 +46,6 @@ if TYPE_CHECKING:
 _EMBEDS_KEYS = frozenset({"prompt_embeds", "prompt_is_token_ids"})
 _POOLED = SamplingParams(detokenize=False)
 _NO_OPTIONS = wire_options()
-
-
-class PooledPrompt(NamedTuple):
-    """A prompt for a vector, a class or a score. `second`: where the second text begins."""
-
-    text: str | None
-    token_ids: list[int]
-    cache_salt: str | None
-    second: int | None
 
 
 class _ReadPrompt(NamedTuple):
@@ -134,6 +127,8 @@ class InputProcessor:
             prompt = {"prompt": prompt}
         if not isinstance(prompt, Mapping) or chars_of(prompt) == 0:
             return prompt
+        if prompt.get("suffix") is not None:
+            return fim_prompt(prompt, self.tokenizer, self.model, name)
         return {**prompt, "prompt_token_ids": self.encode(prompt["prompt"], name, **options)}
 
     def _check_length(self, text: str, name: str, *, is_cut: bool) -> None:
@@ -176,6 +171,8 @@ class InputProcessor:
                 "for one of these, or start it with --runner generate"
             )
         fields = wire_options(**options)
+        tokenizer = self.optional_tokenizer
+        prompt, params = filled_in(prompt, params, tokenizer, self.model, name)
         given = self._read(prompt, params.truncate_prompt_tokens, name)
         num_sequences = params.num_sequences if beam_search is None else beam_search.beam_width
         with as_invalid_input():

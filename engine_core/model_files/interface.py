@@ -21,7 +21,8 @@ class TokenizerFiles:
     chat_template: str | None
     """Jinja source, or None where the model has none."""
     special_tokens: dict[str, str]
-    """By "bos_token", "eos_token", "unk_token", "pad_token", where set."""
+    """By "bos_token", "eos_token", "unk_token", "pad_token", where set; and "fim_pre_token" and the
+    others of filling in the middle that a GGUF file names."""
     named_chat_templates: dict[str, str] = dataclasses.field(default_factory=dict)
     """Others than `chat_template`, such as "tool_use"."""
 

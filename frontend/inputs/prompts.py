@@ -1,7 +1,7 @@
 """The forms of a prompt, from vLLM's types to its parts."""
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, NotRequired, TypedDict
+from typing import TYPE_CHECKING, Any, NamedTuple, NotRequired, TypedDict
 
 from frontend.errors import InvalidInput
 from frontend.inputs.encoder_prompts import EncoderDecoderPrompt
@@ -35,6 +35,17 @@ class TokensPrompt(TypedDict):
     cache_salt: NotRequired[str]
 
 
+class InfillPrompt(TypedDict):
+    """The text before a gap that is to be filled and the text behind it, for models with tokens for
+    that (Qwen-Coder, StarCoder, CodeLlama, Codestral ...). Special tokens in the texts are text."""
+
+    prompt: str
+    suffix: str
+    prompt_token_ids: NotRequired[list[int]]
+    """The tokens of both texts, as `InputProcessor.tokenized` gives them."""
+    cache_salt: NotRequired[str]
+
+
 class EmbedsPrompt(TypedDict):
     """Hidden states in place of tokens, or of some of them; `prompt` is only reported back."""
 
@@ -48,12 +59,29 @@ class EmbedsPrompt(TypedDict):
     cache_salt: NotRequired[str]
 
 
-PromptInput = str | Sequence[int] | TextPrompt | TokensPrompt | EmbedsPrompt | EncoderDecoderPrompt
+PromptInput = (
+    str
+    | Sequence[int]
+    | TextPrompt
+    | TokensPrompt
+    | InfillPrompt
+    | EmbedsPrompt
+    | EncoderDecoderPrompt
+)
 """One prompt."""
 PromptsInput = PromptInput | Sequence[PromptInput]
 """One prompt or several."""
 
 ChatMessage = Mapping[str, Any]
+
+
+class PooledPrompt(NamedTuple):
+    """A prompt for a vector, a class or a score. `second`: where the second text begins."""
+
+    text: str | None
+    token_ids: list[int]
+    cache_salt: str | None
+    second: int | None
 
 
 def has_data(prompt: object) -> bool:
@@ -68,7 +96,7 @@ def chars_of(prompt: object) -> int:
     if isinstance(prompt, Mapping):
         if any(prompt.get(key) is not None for key in _NOT_TEXT):
             return 0
-        prompt = prompt.get("prompt")
+        prompt = (prompt.get("prompt"), prompt.get("suffix"))
     if isinstance(prompt, tuple):  # of texts, as one prompt
         return sum(map(chars_of, prompt))
     return len(prompt) if isinstance(prompt, str) else 0

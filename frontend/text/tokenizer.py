@@ -10,6 +10,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from frontend.errors import ChatTemplateError, InvalidInput
+from frontend.text.fim_formats import fim_tokens
 from frontend.text.long_texts import (
     LONG_CHARS,
     TokenSize,
@@ -127,6 +128,37 @@ class Tokenizer:
                 f"the model's tokenizer fails on this text ({error}); send token ids, or start the "
                 "engine with another --tokenizer"
             ) from error
+
+    def encode_as_text(self, text: str) -> list[int]:
+        """Token ids of a text alone, in which special tokens, and those of filling in the middle,
+        are the text that they are written with. Raises: see `encode`."""
+        token_ids = self.encode(text, add_special_tokens=False)
+        if self._not_text.isdisjoint(token_ids):
+            return token_ids
+        return self._plain.encode(text, add_special_tokens=False)
+
+    @cached_property
+    def _not_text(self) -> frozenset[int]:
+        found = map(self.backend.token_to_id, fim_tokens(self.special_tokens))
+        return self.special_token_ids.union(each for each in found if each is not None)
+
+    @cached_property
+    def _plain(self) -> Tokenizer:
+        """A copy that finds no special token in a text: making it takes a second."""
+        import tokenizers
+
+        other = copy.copy(self)
+        other.backend = tokenizers.Tokenizer.from_str(self.backend.to_str())
+        other.backend.encode_special_tokens = True
+        names = map(self.backend.id_to_token, self._not_text)
+        other.backend.add_special_tokens([name for name in names if name is not None])
+        return other
+
+    @cached_property
+    def ids_before_text(self) -> tuple[int, ...]:
+        """The special tokens that stand before any text."""
+        whole = self._encoding("a", True)
+        return tuple(whole.ids[: whole.special_tokens_mask.index(0)])
 
     def encode_within(
         self,

@@ -78,6 +78,8 @@ class FakeEngine:
     model_fields: Mapping[str, object] = dataclasses.field(default_factory=dict)
     multimodal: MultiModalInfo | None = None
     """Its tokenizer knows <image> and <audio> then."""
+    more_tokens: Sequence[str] = ()
+    """Of its tokenizer, from 257 on."""
     disaggregation: DisaggregationInfo | None = None
 
     def __post_init__(self) -> None:
@@ -195,6 +197,7 @@ class FakeEngine:
             max_num_seqs=self.max_num_seqs,
             recommends=self.recommends,
             multimodal=self.multimodal,
+            more_tokens=self.more_tokens,
         )
         fields = {"instruction_set": self.instruction_set, **self.model_fields}
         fields["adapters"] = self._adapter_infos()

@@ -3,7 +3,7 @@ fixed answers about them."""
 
 import secrets
 import struct
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import msgspec
 from tokenizers import Tokenizer as BackendTokenizer
@@ -124,8 +124,10 @@ def welcome(
     max_num_seqs: int = 64,
     recommends: bool = True,
     multimodal: MultiModalInfo | None = None,
+    more_tokens: Sequence[str] = (),
 ) -> tuple[Welcome, list[bytes]]:
     tokenizer = byte_tokenizer()
+    tokenizer.add_tokens([*more_tokens])
     if multimodal is not None:
         tokenizer.add_special_tokens([*MEDIA_IDS])
     document = tokenizer.to_str().encode()

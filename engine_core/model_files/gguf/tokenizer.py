@@ -36,6 +36,15 @@ _ENCODER_IDS = {
     "sep_token": "seperator_token_id",
     "mask_token": "mask_token_id",
 }
+_FIM_IDS = {
+    f"fim_{role}_token": f"fim_{role}_token_id"
+    for role in ("pre", "suf", "mid", "pad", "rep", "sep")
+}
+_OLD_FIM_IDS = {
+    "fim_pre_token": "prefix_token_id",
+    "fim_suf_token": "suffix_token_id",
+    "fim_mid_token": "middle_token_id",
+}
 _END_IDS = ("eos_token_id", "eot_token_id", "eom_token_id")
 # Ends of a turn or of a text that converters leave out of the metadata; llama.cpp knows them by
 # their text as well. Only tokens of type control count.
@@ -124,7 +133,7 @@ def build_tokenizer(meta: GgufMetadata, *, report: Callable[[str], None]) -> Tok
     named = {"default": metadata.get(key)}
     named |= {k.removeprefix(f"{key}."): metadata[k] for k in metadata if k.startswith(f"{key}.")}
     template, others = default_template(named)
-    shown = {key: text for key, text in special.items() if key in _SPECIAL_IDS}
+    shown = {key: text for key, text in special.items() if key not in _ENCODER_IDS}
     return TokenizerFiles(msgspec.json.encode(document), template, shown, others)
 
 
@@ -148,8 +157,8 @@ def _pre_tokenizer(meta: GgufMetadata, report: Callable[[str], None]) -> PreToke
 
 def _special_tokens(meta: GgufMetadata, tokens: list[str]) -> dict[str, str]:
     special: dict[str, str] = {}
-    known = _SPECIAL_IDS | (_ENCODER_IDS if meta.family.is_encoder else {})
-    for ours, key in known.items():
+    known = _SPECIAL_IDS | _FIM_IDS | (_ENCODER_IDS if meta.family.is_encoder else {})
+    for ours, key in (*_OLD_FIM_IDS.items(), *known.items()):
         token_id = meta.raw.get(f"tokenizer.ggml.{key}")
         if token_id is None:
             continue

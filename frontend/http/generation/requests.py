@@ -139,7 +139,8 @@ class CompletionRequest(GenerationRequest, forbid_unknown_fields=True, kw_only=T
     """0: with `echo`, the prompt alone."""
     echo: bool | None = None
     logprobs: Annotated[int, Meta(ge=0)] | None = None
-    suffix: Literal[""] | None = None
+    suffix: str | None = None
+    """What stands behind the gap that is filled; empty: there is none."""
     add_special_tokens: bool | None = None
 
 

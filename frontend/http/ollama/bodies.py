@@ -72,7 +72,8 @@ class GenerateRequest(GenerationRequest, forbid_unknown_fields=True, kw_only=Tru
     """The context that the answer before gave."""
     raw: bool | None = None
     """The prompt goes to the model as it is."""
-    suffix: Nothing = None
+    suffix: str | Annotated[list[Any], Meta(max_length=0)] | None = None
+    """The text behind the gap that is filled; empty: there is none."""
     template: str | None = None
     """Jinja2, in place of the model's."""
     images: list[str] | None = None

@@ -125,6 +125,9 @@ def _check(asked: bodies.ChatRequest | bodies.GenerateRequest) -> None:
         if (length := len(asked.template or "")) > _MAX_TEMPLATE:
             what = f"template has {length} characters, the limit is {_MAX_TEMPLATE}; shorten it"
             raise ApiError(400, what, param="template")
+        for name in ("raw", "system", "context", "template", "images") if asked.suffix else ():
+            if getattr(asked, name):
+                raise ApiError(400, f"suffix goes without {name}; omit one of them")
         try:
             Preset(from_=asked.model, template=asked.template)
         except ValueError as error:
@@ -153,6 +156,8 @@ def _format(
     elif asked.raw:
         reasoning = answer_format(request, llm, None).reasoning if asked.think else None
         parts = AnswerFormat(reasoning=reasoning, structured_outputs=constrained)
+    elif asked.suffix:
+        parts = AnswerFormat(structured_outputs=constrained)
     else:
         parts = answer_format(request, llm, asked.template or None, constrained=constrained)
     if asked.think and parts.reasoning is None:
@@ -176,7 +181,8 @@ def _outputs(
             *(run.exchange.request_id, context.num_tokens),
             *(context.num_dropped_messages, context.num_dropped_tokens),
         )
-    is_fixed = params.structured_outputs is not None or asked.logprobs or "multimodal" in prompt
+    is_fixed = params.structured_outputs is not None or asked.logprobs
+    is_fixed = is_fixed or "multimodal" in prompt or "suffix" in prompt
     if not asked.shift or is_fixed:
         if params.max_tokens is None or run.room < params.max_tokens:
             params = dataclasses.replace(params, max_tokens=run.room)

@@ -3,7 +3,7 @@
 import functools
 import re
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, cast
 
 import msgspec
 
@@ -41,6 +41,9 @@ async def prompt_of(
         return await _chat_prompt(llm, asked, context)
     template = asked.template or llm.get_tokenizer().chat_template
     assert asked.prompt is not None
+    if asked.suffix:
+        (found,) = await llm.tokenized([{"prompt": asked.prompt, "suffix": asked.suffix}])
+        return cast("TokensPrompt", found)
     before = asked.context or []
     if asked.images and (before or asked.raw):
         raise ApiError(400, "images go without raw and context; use /api/chat")

@@ -11,6 +11,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from frontend.async_llm import AsyncLLM
+from frontend.errors import InvalidInput
 from frontend.http.api_errors import ApiError
 from frontend.http.event_stream import (
     TextEvents,
@@ -40,11 +41,12 @@ from frontend.http.openai.prompt_embeds import read_prompt_embeds
 from frontend.http.openai.token_ids import GenerateRequest, rendered
 from frontend.http.operations import operation
 from frontend.http.served_models import served_models
-from frontend.inputs.prompts import PromptInput
+from frontend.inputs.prompts import InfillPrompt, PromptInput
 from frontend.logprobs import Logprob, PromptLogprobs
 from frontend.outputs import CompletionOutput, RequestOutput
 from frontend.sampling_params import SamplingParams
 from frontend.text.detokenizer import IncrementalDetokenizer
+from frontend.text.fim import fim_format
 
 _DEFAULT_MAX_TOKENS = 16
 _MAX_PROMPTS = 1024
@@ -85,6 +87,9 @@ async def completions(request: Request, asked: CompletionRequest) -> Response:
 def _check(asked: CompletionRequest) -> None:
     if asked.prompt_embeds and asked.echo:
         raise ApiError(400, "echo with prompt_embeds, which have no text; omit it", param="echo")
+    if asked.suffix and (asked.echo or asked.prompt_embeds or asked.add_special_tokens is False):
+        what = "suffix goes without echo, prompt_embeds and add_special_tokens=false"
+        raise ApiError(400, f"{what}; omit them, or suffix", param="suffix")
     if asked.max_tokens == 0 and not asked.echo:
         raise ApiError(
             400, "max_tokens is 0, it must be at least 1, or 0 with echo=true", param="max_tokens"
@@ -108,6 +113,12 @@ async def _prompts(asked: CompletionRequest, llm: AsyncLLM) -> list[PromptInput]
         texts = []
     elif texts and isinstance(texts[0], int):
         texts = [texts]
+    if asked.suffix:
+        try:
+            fim_format(llm.get_tokenizer(), llm.model.name)
+        except InvalidInput as error:
+            raise ApiError(400, str(error), param="suffix") from None
+        texts = [_with_suffix(each, asked.suffix) for each in texts]
     files = asked.prompt_embeds or []
     given: list[Any] = [
         {"prompt_embeds": read_prompt_embeds(file, llm.model.prompt_embeds)}
@@ -127,6 +138,12 @@ async def _prompts(asked: CompletionRequest, llm: AsyncLLM) -> list[PromptInput]
         is_cut=asked.truncate_prompt_tokens is not None,
     )
     return list(found)
+
+
+def _with_suffix(prompt: str | list[int], suffix: str) -> InfillPrompt:
+    if not isinstance(prompt, str):
+        raise ApiError(400, "a prompt beside a suffix is text; send no token ids", param="prompt")
+    return {"prompt": prompt, "suffix": suffix}
 
 
 def _params(llm: AsyncLLM, asked: CompletionRequest) -> SamplingParams:

@@ -152,13 +152,19 @@ def test_named_chat_templates_are_carried(write_model) -> None:
 
 
 def test_special_tokens_template_and_ends_are_carried(write_model) -> None:
-    path = write_model(byte_level_keys(trained_byte_level("smollm"), "smollm"))
+    keys = byte_level_keys(trained_byte_level("smollm"), "smollm")
+    fim = {"fim_pre_token_id": 6, "prefix_token_id": 5, "suffix_token_id": 7, "fim_pad_token_id": 0}
+    path = write_model(keys | {f"tokenizer.ggml.{name}": at for name, at in fim.items()})
     files = files_of(path)
+    tokens = keys["tokenizer.ggml.tokens"]
     assert files.chat_template == "{{ messages }}"
     assert files.special_tokens == {
         "bos_token": "<|im_start|>",
         "eos_token": "<|im_end|>",
         "unk_token": "<|endoftext|>",
+        "fim_pre_token": tokens[6],
+        "fim_suf_token": tokens[7],
+        "fim_pad_token": tokens[0],
     }
     assert open_model_files(str(path), report=print).eos_token_ids == (2, 0)
 

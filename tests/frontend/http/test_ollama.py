@@ -6,7 +6,7 @@ from datetime import datetime
 
 import httpx
 import pytest
-from fake_model import TOKENIZER, expected_text
+from fake_model import TOKENIZER, expected_text, ids_of
 from http_server import serving
 
 HELLO = [{"role": "user", "content": "Hello"}]
@@ -240,6 +240,15 @@ def test_what_clients_send_for_nothing_is_nothing(http):
     assert generate(http, None, **unused, format=None, keep_alive=-1).status_code == 200
 
 
+def test_a_suffix_is_what_stands_behind_the_gap(serve):
+    http = serve(more_tokens=("<PRE>", "<SUF>", "<MID>", "<EOT>"))
+    answer = generate(http, {"num_predict": 3}, prompt="a", suffix="b", stream=False)
+    assert answer.json()["prompt_eval_count"] == 5
+    (request,) = http.engine.requests
+    assert request.prompt_token_ids == [257, *ids_of("a"), 258, *ids_of("b"), 259]
+    assert 260 in request.sampling_params.stop_token_ids
+
+
 def test_options_of_loading_change_no_answer(http):
     loading = {"num_gpu": 99, "main_gpu": 0, "num_thread": 8, "num_batch": 512, "num_keep": 4}
     loading |= {"use_mmap": True, "use_mlock": False, "low_vram": False, "numa": False}
@@ -275,7 +284,8 @@ def test_what_cannot_be_served_is_refused_by_name(http_of_refusals, call, fields
     [
         ({"template": "{{ .Prompt }}"}, "one of Go's"),
         ({"template": "x" * 300_000}, "template has 300000 characters, the limit is"),
-        ({"suffix": "end"}, "suffix"),
+        ({"suffix": "end"}, "'fake' has no tokens for filling in; omit suffix"),
+        ({"suffix": "end", "raw": True}, "suffix goes without raw"),
         ({"images": ["aGk="]}, "images"),
         ({"raw": True, "system": "x"}, "raw"),
     ],

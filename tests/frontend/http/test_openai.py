@@ -281,3 +281,28 @@ def test_the_prompt_of_a_list_that_is_too_long_is_named(http_of_refusals):
     error = error_of(complete(http_of_refusals, ["a", "a" * 9000]), 400)
     assert error["message"].startswith("prompt 1 ")
     assert error["code"] == "context_length_exceeded"
+
+
+def test_a_suffix_is_what_stands_behind_the_gap(serve):
+    """Of each prompt and sample, streamed too."""
+    http = serve(more_tokens=("<fim_prefix>", "<fim_suffix>", "<fim_middle>", "<fim_pad>"))
+    for prompt, more in (("a", {}), (["a", "c"], {"n": 2, "temperature": 1, "stream": True})):
+        answer = complete(http, prompt, suffix="b", **more)
+        assert answer.status_code == 200, answer.text
+    texts = [request.prompt_token_ids for request in http.engine.requests]
+    a, b, c = (ids_of(each) for each in "abc")
+    assert texts[0] == [257, *a, 258, *b, 259]
+    assert sorted(texts[1:]) == sorted([texts[0], [257, *c, 258, *b, 259]])
+    assert {choice["index"] for event in events_of(answer) for choice in event["choices"]} == {
+        *range(4)
+    }
+    assert {each.sampling_params.stop_token_ids for each in http.engine.requests} == {
+        (257, 258, 259, 260)
+    }
+    complete(http, "a", suffix="")
+    assert http.engine.requests[-1].prompt_token_ids == a
+    for fields, why in (({"prompt": [1, 2]}, "send no token ids"), ({"echo": True}, "omit them")):
+        assert (
+            why
+            in error_of(complete(http, **{"prompt": "a", "suffix": "b", **fields}), 400)["message"]
+        )
