@@ -41,6 +41,7 @@ _TYPE_OF_STATUS = {
     403: "permission_error",
     404: "not_found_error",
     429: "rate_limit_error",
+    501: "not_supported_error",
     503: "service_unavailable_error",
 }
 _ANTHROPIC_TYPES = {

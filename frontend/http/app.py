@@ -17,13 +17,14 @@ from starlette.routing import Route
 from frontend.batch.files import FileStore
 from frontend.batch.jobs import Jobs
 from frontend.errors import EngineClientError
-from frontend.http import adapters, health, llama_cpp, page_files
+from frontend.http import adapters, health, page_files
 from frontend.http.anthropic import messages as anthropic
 from frontend.http.api_errors import ApiError, api_error, error_response
 from frontend.http.api_keys import ApiKeys
 from frontend.http.door import Door
 from frontend.http.generation import tokenize
 from frontend.http.live_requests import list_requests
+from frontend.http.llama_cpp import completion, server
 from frontend.http.mcp import routes as mcp
 from frontend.http.mcp.servers import ToolServers
 from frontend.http.metrics.exposition import Metrics, get_metrics
@@ -66,7 +67,7 @@ OPERATIONS = [
     *(ollama_models.tags, ollama_models.ps, ollama_models.version),
     *(ollama_presets.create, ollama_presets.copy, ollama_presets.delete, ollama_presets.push),
     *(ollama_presets.has_blob, ollama_presets.send_blob),
-    *(llama_cpp.props, llama_cpp.slots),
+    *(*completion.OPERATIONS, *server.OPERATIONS),
     *(health.health, health.ready, health.get_version),
     *(adapters.load_lora_adapter, adapters.unload_lora_adapter),
     *(mcp.list_servers, mcp.call),

@@ -13,7 +13,7 @@ from frontend.engine_calls import Engine
 from frontend.errors import CallRefused
 from frontend.http.ask_engines import Resting, ask_engines
 from frontend.http.event_stream import json_response
-from frontend.http.exchange import exchange_of
+from frontend.http.exchange import Exchange, exchange_of
 from frontend.http.operations import operation
 from frontend.http.served_models import ServedModel
 from protocol.calls import MAX_LISTED_REQUESTS, RequestInfos
@@ -55,15 +55,7 @@ async def list_requests(request: Request) -> Response:
     caller = exchange_of(request)
 
     async def ask(model: ServedModel, engine: Engine) -> tuple[list[LiveRequest], int]:
-        own = {
-            wire_id
-            for each in engine.session.requests.in_flight(engine.session)
-            if caller.is_admin or caller.owns(each.wire.tenant)
-            for wire_id in each.wire_ids
-        }
-        infos = await _infos(engine, own, None if caller.is_admin else caller.caller)
-        shown = [e for e in infos.requests if caller.is_admin or e.request_id in own]
-        num_unfinished = infos.num_unfinished if caller.is_admin else len(own)
+        shown, num_unfinished = await visible_requests(engine, caller)
         return [_live_request(each, model) for each in shown], num_unfinished
 
     data: list[LiveRequest] = []
@@ -77,6 +69,19 @@ async def list_requests(request: Request) -> Response:
                 num_unfinished += answer[1]
     body = LiveRequests(data=data, num_unfinished=num_unfinished, unavailable=unavailable)
     return json_response(body)
+
+
+async def visible_requests(engine: Engine, caller: Exchange) -> tuple[list[RequestInfo], int]:
+    """Unfinished ones that the caller may see, and the number of those that are not listed, too."""
+    own = {
+        wire_id
+        for each in engine.session.requests.in_flight(engine.session)
+        if caller.is_admin or caller.owns(each.wire.tenant)
+        for wire_id in each.wire_ids
+    }
+    infos = await _infos(engine, own, None if caller.is_admin else caller.caller)
+    shown = [each for each in infos.requests if caller.is_admin or each.request_id in own]
+    return shown, infos.num_unfinished if caller.is_admin else len(own)
 
 
 async def _infos(engine: Engine, own: Collection[str], tenant: str | None) -> RequestInfos:

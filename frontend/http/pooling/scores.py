@@ -79,5 +79,5 @@ OPERATIONS = [
     *(Operation("POST", path, score, bodies.ScoreRequest, bodies.Scores)
       for path in ("/score", "/v1/score")),
     *(Operation("POST", path, rerank, bodies.RerankRequest, bodies.Ranking)
-      for path in ("/rerank", "/v1/rerank", "/v2/rerank")),
+      for path in ("/rerank", "/v1/rerank", "/v2/rerank", "/reranking", "/v1/reranking")),
 ]  # fmt: skip

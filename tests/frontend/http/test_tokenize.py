@@ -14,7 +14,10 @@ def test_a_text_and_its_tokens(http):
         "tokens": ids_of("Hé"),
         "token_strs": ["H", "Ã", "©"],
     }
-    assert http.post("/detokenize", json={"tokens": answer["tokens"]}).json() == {"prompt": "Hé"}
+    assert http.post("/detokenize", json={"tokens": answer["tokens"]}).json() == {
+        "prompt": "Hé",
+        "content": "Hé",
+    }
 
 
 def test_a_conversation_has_the_tokens_of_its_request(http, engine):
@@ -25,7 +28,10 @@ def test_a_conversation_has_the_tokens_of_its_request(http, engine):
 
 
 def test_special_tokens_are_shown(http):
-    assert http.post("/detokenize", json={"tokens": [EOS_ID]}).json() == {"prompt": EOS}
+    assert http.post("/detokenize", json={"tokens": [EOS_ID]}).json() == {
+        "prompt": EOS,
+        "content": EOS,
+    }
 
 
 @pytest.mark.parametrize(

@@ -103,7 +103,7 @@ def sentencepiece():
 
 
 def test_no_space_of_sentencepieces_stands_before_the_text_behind_the_gap():
-    """As transformers' CodeLlamaTokenizer has it, where it fills in."""
+    """As CodeLlama's and Codestral's authors train it."""
     tokenizer, vocab = sentencepiece()
     known = fim_format(tokenizer, "x")
     ids = known.joined(text_ids(tokenizer, "a b"), text_ids(tokenizer, "b a", goes_on=True))
