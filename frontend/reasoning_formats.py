@@ -12,8 +12,8 @@ class ReasoningFormat:
         shows_special_tokens: the markers are special tokens.
         answer: what stands around the answer behind it, and is no part of it.
         shown: what a chat template has that writes so; empty: `end`.
-        is_harmony: a text is several messages, see `frontend.http.harmony`; `end` begins the one
-            that is the answer.
+        is_harmony: a text is several messages, see `frontend.http.harmony`; `end` leads to
+            the one that is the answer.
     """
 
     start: str = "<think>"
@@ -33,8 +33,7 @@ _THINK = ReasoningFormat()
 REASONING_FORMATS: dict[str, ReasoningFormat | None] = {
     "openai_gptoss": ReasoningFormat(
         "<|channel|>analysis<|message|>",
-        "<|channel|>final<|message|>",
-        always_opens=True,
+        "<|end|><|start|>assistant<|channel|>final<|message|>",
         shows_special_tokens=True,
         shown=("<|channel|>analysis",),
         is_harmony=True,

@@ -14,6 +14,7 @@ from frontend.http.reasoning import ReasoningStream
 from frontend.http.settings import ServerSettings
 from frontend.http.tools.calls import ArgumentsDelta, ToolCall
 from frontend.http.tools.grammar import calls_grammar
+from frontend.http.tools.harmony_grammar import final_answer
 from frontend.http.tools.rules import OfferedTool
 from frontend.http.tools.stream import FORMATS, Schemas, ToolCallStream, format_of_template
 from frontend.reasoning_formats import (
@@ -68,7 +69,7 @@ class AnswerFormat:
             calls = ToolCallStream(found, streams_arguments=streams_arguments)
         reasoning: ReasoningStream | HarmonyStream | None = None
         if self.reasoning is not None and self.reasoning.is_harmony:
-            reasoning = HarmonyStream()
+            reasoning = HarmonyStream(self.schemas)
         elif self.reasoning is not None:
             is_open = self.reasoning.opens_in(prompt or "")
             inside = None if calls is None or not found.is_marked else found
@@ -125,6 +126,7 @@ def answer_format(
     must_be = constrained
     if settings.enable_in_reasoning and (constrained is not None or must_call):
         reasoning = None  # it is no part of the grammar
+    is_harmony = reasoning is not None and reasoning.is_harmony
     if tools:
         calls = settings.tool_call_parser or format_of_template(template)
         if "tools" not in template:
@@ -146,10 +148,14 @@ def answer_format(
             template=template,
             answer=None if constrained is None else schema_of(constrained),
             answer_field="" if constrained is None else constrained.to_wire().name,
+            may_think=is_harmony,
         )
         if grammar is not None:
             must_be = StructuredOutputsParams(grammar=grammar, field="tools")
-    if must_be is not None:
+    elif constrained is not None and is_harmony:
+        must_be = final_answer(constrained, llm.get_tokenizer()) or constrained
+    has_messages = is_harmony and must_be is not constrained and calls in (None, "openai")
+    if must_be is not None and not has_messages:
         must_be = replace(must_be, reasoning=reasoning)
     schemas = {tool.name: tool.parameters for tool in tools}
     return AnswerFormat(calls, schemas, reasoning, has_one_call, must_be, "tools" in template)

@@ -5,30 +5,43 @@ content.
     <|start|>assistant<|channel|>final<|message|>...<|return|>           content
     <|start|>assistant<|channel|>commentary to=functions.f <|constrain|>json<|message|>{}<|call|>
                                                                          a call
+    <|start|>assistant<|channel|>analysis to=python<|message|>...<|call|>    reasoning: a tool that
+                                                                         nobody offered
 
 A prompt has begun the first message: `<|start|>assistant`."""
 
 import re
+from collections.abc import Container
+
+from frontend.http.tools.calls import ArgumentsText
 
 _CALL_START, _MESSAGE, _CALL_END = "<|channel|>commentary to=functions.", "<|message|>", "<|call|>"
 """Words of a call, as `tools/formats.toml` has them."""
 _CHANNEL = re.compile(r"<\|channel\|>\s*(\w+)")
-_FUNCTION = re.compile(r"\bto=functions\.([\w.-]{1,64})")
+_RECIPIENT = re.compile(r"\bto=(functions\.)?([\w.-]{1,128})")
+_PEOPLE = ("user", "assistant", "all")
 _ANY_START = ("<|start|>", "<|channel|>", "to=")
-_ENDS = re.compile(r"<\|(?:end|call|return|start)\|>")
+_ENDS = re.compile(r"<\|(?:end|call|return|start|channel)\|>")
 _LONGEST_MARKER = len("<|channel|>")
 _MAX_HEADER_CHARS = 512
 
 
 class HarmonyStream:
-    """One answer, as `ReasoningStream`."""
+    """One answer, as `ReasoningStream`.
 
-    def __init__(self) -> None:
+    Args:
+        tools: names of those that were offered: models leave `functions.` out.
+    """
+
+    def __init__(self, tools: Container[str] = ()) -> None:
+        self._tools = tools
         self._held = ""
         self._in_header = True
         self._is_start = True
         self._end = ""
         """The text that a message gets behind its own."""
+        self._arguments: ArgumentsText | None = None
+        """The arguments of a call that is being passed on: a marker in their strings is text."""
         self.is_reasoning = False
 
     def feed(self, text: str) -> tuple[str, str]:
@@ -56,17 +69,27 @@ class HarmonyStream:
                 return False
             self._in_header = self._is_start = False  # no message of its kind: all is content
             return True
-        channel, function = _CHANNEL.search(header), _FUNCTION.search(header)
-        self.is_reasoning = function is None and channel is not None and channel[1] == "analysis"
-        self._end = ""
-        if function is not None:
-            found[1] += f"{_CALL_START}{function[1]}{_MESSAGE}"
-            self._end = _CALL_END
+        recipient = _RECIPIENT.search(header)
+        name = "" if recipient is None or recipient[2] in _PEOPLE else recipient[2]
+        self._end, self._arguments = "", None
+        if recipient is not None and (recipient[1] or name in self._tools):
+            found[1] += f"{_CALL_START}{name}{_MESSAGE}"
+            self._end, self.is_reasoning, self._arguments = _CALL_END, False, ArgumentsText()
+        else:
+            self.is_reasoning = bool(name) or _CHANNEL.findall(header)[-1:] == ["analysis"]
         self._held, self._in_header, self._is_start = rest, False, False
         return True
 
     def _pass_on(self, found: list[str]) -> bool:
         """Takes what is certain of a message's text; False: it goes on."""
+        if self._arguments is not None and not self._arguments.is_over:
+            begun = self._arguments.num_chars
+            self._arguments.feed(self._held)
+            length = self._arguments.num_chars - begun
+            found[1] += self._held[:length]
+            self._held = self._held[length:]
+            if not self._arguments.is_over:
+                return False
         end = _ENDS.search(self._held)
         stop = self._certain() if end is None else end.start()
         found[not self.is_reasoning] += self._held[:stop]
@@ -74,7 +97,8 @@ class HarmonyStream:
         if end is None:
             return False
         found[not self.is_reasoning] += self._end
-        self._held = self._held[len(end[0]) :]
+        if end[0] != "<|channel|>":  # that begins a message, after one without an end
+            self._held = self._held[len(end[0]) :]
         self._in_header, self.is_reasoning = True, False
         return True
 
@@ -83,6 +107,6 @@ class HarmonyStream:
         start = self._held.rfind("<", -_LONGEST_MARKER)
         is_open = start >= 0 and any(
             each.startswith(self._held[start:])
-            for each in ("<|end|>", "<|call|>", "<|return|>", "<|start|>")
+            for each in ("<|end|>", "<|call|>", "<|return|>", "<|start|>", "<|channel|>")
         )
         return start if is_open else len(self._held)

@@ -33,6 +33,16 @@ def read_braces(text: str, at: int, quote: str, depth: int = 0) -> tuple[Any, in
     return (typed(bare[0].strip(), set()), bare.end()) if bare[0].strip() else None
 
 
+def read_key(name: str, quote: str) -> str | None:
+    """What a name of a property is read as; None: it cannot be written."""
+    key = _KEY.match(f"{name}:")
+    return None if key is None else _bare_key(key[1], quote)
+
+
+def _bare_key(key: str, quote: str) -> str:
+    return key.strip().removeprefix(quote).removesuffix(quote).strip("\"' ")
+
+
 def _read_several(text: str, at: int, quote: str, depth: int) -> tuple[Any, int] | None:
     """The object or array that begins at `at`, and where it ends; None: it is none."""
     closing = _CLOSING[text[at]]
@@ -53,7 +63,7 @@ def _read_several(text: str, at: int, quote: str, depth: int) -> tuple[Any, int]
                 if re.fullmatch(r"[^:,{}\[\]]{0,128}", text[at:]):
                     raise NeedsMore
                 return None
-            keys.append(key[1].strip().removeprefix(quote).removesuffix(quote).strip("\"' "))
+            keys.append(_bare_key(key[1], quote))
             at = key.end()
         found = read_braces(text, at, quote, depth + 1)
         if found is None:

@@ -4,6 +4,7 @@ import json
 import re
 import secrets
 import string
+import sys
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -113,7 +114,18 @@ def find_at_line_start(text: str, sign: str, before: str, blank: str | None = No
     return len(text)
 
 
-_JSON_PART = re.compile(r'"[^"\\]*(?:\\.[^"\\]*)*"?|[\[{}\]]', re.DOTALL)
+JSON_STRING = r'"[^"\\]*(?:\\.[^"\\]*)*"?'
+STRINGS = JSON_STRING + r"""|'[^'\\]*(?:\\.[^'\\]*)*'?"""
+"""A string of Python or JSON, which may be open at the end."""
+
+
+def outside_strings(text: str, at: int, words: str, strings: str = STRINGS) -> int | None:
+    """The first place of `words` from `at` on that is no part of a string; None: not there yet."""
+    parts = re.compile(rf"{strings}|{re.escape(words)}", re.DOTALL)
+    return next((each.start() for each in parts.finditer(text, at) if each[0] == words), None)
+
+
+_JSON_PART = re.compile(JSON_STRING + r"|[\[{}\]]", re.DOTALL)
 
 
 def bracket_end(text: str, parts: re.Pattern[str] = _JSON_PART) -> int | None:
@@ -177,10 +189,21 @@ class ArgumentsText:
         return "".join(found)
 
 
+def finite(number: str) -> float:
+    """The next one of double precision: a schema does not say that `1e999` is none."""
+    return min(max(float(number), -sys.float_info.max), sys.float_info.max)
+
+
+def load_finite(text: str) -> Any:
+    """The value of a JSON text. Raw line breaks in strings, which models write, are let pass.
+    Raises ValueError."""
+    return json.loads(text, strict=False, parse_float=finite)
+
+
 def load_json(text: str) -> Any:
-    """None if it is none. Raw line breaks in strings, which models write, are let pass."""
+    """The value that `load_finite` reads; None if it is no JSON."""
     try:
-        return json.loads(text, strict=False)
+        return load_finite(text)
     except (ValueError, RecursionError):
         return None
 

@@ -5,8 +5,10 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from frontend.http.api_errors import ApiError
+from frontend.http.tools.harmony_grammar import harmony_rules
 from frontend.http.tools.marked_grammar import marked_calls
-from frontend.http.tools.rules import OfferedTool, Rules, Schema, several
+from frontend.http.tools.rules import OfferedTool, Rules, several
+from frontend.http.tools.schema_cases import Schema
 from frontend.http.tools.syntax import call_syntaxes, first_name
 from frontend.text.tokenizer import Tokenizer
 
@@ -35,6 +37,7 @@ def calls_grammar(
     template: str,
     answer: Schema | None,
     answer_field: str = "answer",
+    may_think: bool = True,
 ) -> str | None:
     """None: the answer needs none.
 
@@ -43,25 +46,23 @@ def calls_grammar(
         must_call: there is no answer without a call, and all arguments follow their schemas.
         answer: what it must be if it calls nothing.
         answer_field: what errors call that.
+        may_think: reasoning that is a part of the format (harmony's) may stand before.
 
     Raises:
-        ApiError: not with this format.
+        ApiError: a schema that this format cannot hold.
     """
     if not must_call and answer is None and not any(tool.is_strict for tool in tools):
         return None
-    syntax = call_syntaxes().get(first_name(call_format))
-    if syntax is not None and not syntax.is_forced:
-        raise ApiError(
-            400,
-            f"tools: calls in the format {call_format} are free: strict ones, a tool_choice that "
-            "asks for one and a response_format beside them are not supported; omit these",
-            param="tools",
-        )
     rules = Rules(tokenizer)
     followed = [
         replace(tool, parameters=tool.parameters if must_call or tool.is_strict else None)
         for tool in tools
     ]
+    if call_format == "openai":
+        schema = None if answer is None else rules.json(answer, answer_field)
+        harmony_rules(rules, followed, schema, must_call=must_call, may_think=may_think)
+        return rules.text()
+    syntax = call_syntaxes().get(first_name(call_format))
     if syntax is not None:
         head, calls = marked_calls(rules, syntax, followed, has_one_call, template)
     elif call_format == "pythonic":

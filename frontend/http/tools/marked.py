@@ -7,6 +7,7 @@ from typing import Any
 
 from frontend.http.tools.braces import read_braces
 from frontend.http.tools.calls import (
+    JSON_STRING,
     ArgumentsText,
     Parsed,
     ToolCall,
@@ -14,10 +15,12 @@ from frontend.http.tools.calls import (
     call_of_json,
     find_at_line_start,
     find_marker,
+    finite,
     load_json,
     make_call,
+    outside_strings,
 )
-from frontend.http.tools.pythonic import calls_of_python, python_end
+from frontend.http.tools.pythonic import calls_of_python
 from frontend.http.tools.syntax import CallSyntax, Field, Part
 from frontend.http.tools.tagged import WORD, NeedsMore, TaggedArguments, skip_literal
 
@@ -26,7 +29,6 @@ _FIELDS = {
     "id": re.compile(r"[\w.:-]{0,128}"),
     "index": re.compile(r"\d{1,6}"),
 }
-_STRING = r'"[^"\\]*(?:\\.[^"\\]*)*"?'
 
 
 class MarkedFormat:
@@ -67,7 +69,7 @@ class MarkedFormat:
             elif part.name == "arguments":
                 return pattern + r"\s*(?=\{)"
             elif part.name == "parameters":
-                return pattern + r"(?=\s*[^\s\w])"
+                return pattern + r"(?=\s*[^\s\w./-])"
             elif part.name in ("object", "objects", "object_lines") and self._syntax.keys:
                 name, arguments = map(re.escape, self._syntax.keys)
                 skipped = r'\{\s*(?:"(?:type|id|tool_call_id)"\s*:\s*"[^"\\]*"\s*,\s*)?'
@@ -190,7 +192,7 @@ class MarkedFormat:
                 return None
             return (ToolCall(name, written),), at + tagged.num_chars
         if field.startswith("python"):
-            end = python_end(text, at, closing)
+            end = outside_strings(text, at, closing)
             if end is None:
                 raise NeedsMore
             return calls_of_python(text[at:end]), end
@@ -217,7 +219,7 @@ class MarkedFormat:
         self, text: str, at: int, field: str, closing: str, *, at_end: bool
     ) -> tuple[tuple[ToolCall, ...], int] | None:
         """Up to the words that close them outside of strings; without such up to their bracket."""
-        end = _outside_strings(text, at, closing) if closing else None
+        end = outside_strings(text, at, closing, JSON_STRING) if closing else None
         if end is None:
             length = bracket_end(text[at:])
             if length is not None and (not closing or at_end):
@@ -256,14 +258,6 @@ def _raise_if_open(text: str, at: int) -> None:
         raise NeedsMore
 
 
-def _outside_strings(text: str, at: int, words: str) -> int | None:
-    """The first place of `words` that is no part of a JSON string."""
-    for match in re.compile(rf"{_STRING}|{re.escape(words)}", re.DOTALL).finditer(text, at):
-        if match[0] == words:
-            return match.start()
-    return None
-
-
 def _values(text: str, *, is_list: bool) -> list[Any] | None:
     """Of a list, or of objects one behind the other; None: it is none."""
     value = load_json(text)
@@ -271,7 +265,7 @@ def _values(text: str, *, is_list: bool) -> list[Any] | None:
         return value if isinstance(value, list) and is_list else [value]
     if not is_list:
         return None
-    values, decoder = [], json.JSONDecoder(strict=False)
+    values, decoder = [], json.JSONDecoder(strict=False, parse_float=finite)
     try:
         while text:
             value, end = decoder.raw_decode(text)

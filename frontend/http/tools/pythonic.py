@@ -5,16 +5,17 @@ import re
 import warnings
 
 from frontend.http.tools.calls import (
+    STRINGS,
     ArgumentsText,
     Parsed,
     ToolCall,
     bracket_end,
     find_at_line_start,
+    finite,
     make_call,
 )
 
-_STRINGS = r""""[^"\\]*(?:\\.[^"\\]*)*"?|'[^'\\]*(?:\\.[^'\\]*)*'?"""
-_PART = re.compile(_STRINGS + r"|[\[{()}\]]", re.DOTALL)
+_PART = re.compile(STRINGS + r"|[\[{()}\]]", re.DOTALL)
 _MAY_BE_CALL = re.compile(r"\[\s*(?:[A-Za-z_][\w.]*\s*(?:\(|$)|$)")
 _CONSTANTS = {"true": True, "false": False, "null": None}
 
@@ -39,12 +40,6 @@ class PythonicFormat:
 
     def arguments(self, name: str) -> ArgumentsText:
         return ArgumentsText()
-
-
-def python_end(text: str, at: int, closing: str) -> int | None:
-    """Where `closing` is that is no part of a string; None: not there yet."""
-    parts = re.compile(rf"{_STRINGS}|{re.escape(closing)}", re.DOTALL)
-    return next((each.start() for each in parts.finditer(text, at) if each[0] == closing), None)
 
 
 def calls_of_python(source: str) -> tuple[ToolCall, ...]:
@@ -73,11 +68,15 @@ def _call(node: ast.expr) -> ToolCall | None:
 
 def _one_line_strings(source: str) -> str:
     """With raw line breaks in strings, which models write, escaped."""
-    return re.sub(_STRINGS, lambda each: each[0].replace("\n", "\\n"), source, flags=re.DOTALL)
+    return re.sub(STRINGS, lambda each: each[0].replace("\n", "\\n"), source, flags=re.DOTALL)
 
 
 class _Constants(ast.NodeTransformer):
     """JSON's names of constants, which models mix in."""
+
+    def visit_Constant(self, node: ast.Constant) -> ast.expr:
+        is_float = isinstance(node.value, float)
+        return ast.Constant(finite(str(node.value))) if is_float else node
 
     def visit_Name(self, node: ast.Name) -> ast.expr:
         return ast.Constant(_CONSTANTS[node.id]) if node.id in _CONSTANTS else node

@@ -9,9 +9,15 @@ from keyword import iskeyword
 from typing import Any
 
 from frontend.http.api_errors import ApiError
+from frontend.http.tools.schema_cases import (
+    NotEnforced,
+    Schema,
+    embedded,
+    not_enforced,
+    objects_of,
+)
 from frontend.text.tokenizer import Tokenizer
 
-Schema = dict[str, Any]
 _FIELD = "x-field"
 """The key in a schema of a grammar that says what the engine's errors call it."""
 _WHITE_SPACE = {"whitespace_pattern": r" |\n{1,2}[ \t]{0,20}"}
@@ -34,6 +40,7 @@ class Rules:
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._tokenizer = tokenizer
         self._lines = [r"TEXT: /(.|\n)*/"]
+        self._num_names = 0
 
     def add(self, name: str, body: str) -> str:
         """Returns the name."""
@@ -42,8 +49,9 @@ class Rules:
         return name
 
     def new(self, body: str, *, kind: str = "part", is_lazy: bool = False) -> str:
-        """The name of a new rule."""
-        name = f"{kind}_{len(self._lines)}"
+        """The name of a new rule; an empty body is added later."""
+        self._num_names += 1
+        name = f"{kind}_{self._num_names}"
         self.add(name + "[lazy]" * is_lazy, body)
         return name
 
@@ -65,13 +73,27 @@ class Rules:
                 found.append(r"/\n?/" if piece == "\n" else json.dumps(piece, ensure_ascii=False))
         return found
 
-    def any_text(self, closing: str, pattern: str = r"(.|\n)*") -> str:
-        """Text up to `closing`, with that."""
-        ends = self.words(closing)
-        text = f"/{pattern}/"
-        if ends[0].startswith("<"):
+    def word(self, text: str) -> str:
+        """The `words` of a text, one behind the other."""
+        return " ".join(self.words(text))
+
+    def any_text(self, closing: str, *patterns: str) -> str:
+        """Text up to `closing`, with that; `patterns`: it matches all of them."""
+        rest = closing.lstrip()
+        blank, word = closing[: len(closing) - len(rest)].replace("\n", r"\n"), rest.rstrip()
+        ends = self.words(word)
+        is_token = ends[0].startswith("<")
+        free = patterns or (r"(.|\n)*",)
+        text = " & ".join(
+            f"/({each}){blank}/" if is_token and blank else f"/{each}/" for each in free
+        )
+        if len(patterns) > 1:
+            text = self.add(self.new("", kind="TEXT"), text)
+        ends += self.words(rest[len(word) :])  # none of it is text
+        if is_token:
             return " ".join([text, *ends])
-        return " ".join([self.new(f"{text} {ends[0]}", kind="text", is_lazy=True), *ends[1:]])
+        ended = f'{text} "{blank}" {ends[0]}' if blank else f"{text} {ends[0]}"
+        return " ".join([self.new(ended, kind="text", is_lazy=True), *ends[1:]])
 
     def any_of(self, calls: Sequence[str]) -> str:
         """A rule that is one of them."""
@@ -111,9 +133,25 @@ class Rules:
     def keywords(self, tool: OfferedTool) -> str:
         """`key="value", other=1`: the properties in their order. Values are JSON, with names of
         constants that the reader of calls knows and escapes that Python has too."""
-        schema = tool.parameters or {}
-        properties = schema.get("properties") or {}
-        names = [*tool.name.split("."), *properties]
+        root = tool.parameters or {}
+        cases = []
+        try:
+            for properties, others in objects_of(root, root):
+                names = [*tool.name.split("."), *(name for name, *_ in properties)]
+                self._check_names(tool, names)
+                pairs = [
+                    (f'"{name}=" {self._value(tool, name, each)}', may_lack)
+                    for name, each, may_lack in properties
+                ]
+                if not pairs and others is not False:
+                    pair = f'/[a-z][a-z_]{{0,40}}/ "=" {self._value(tool, "", others)}'
+                    pairs = [(f'{pair} (", " {pair})*', True)]
+                cases.append(self.separated(pairs, '", "'))
+        except NotEnforced as error:
+            raise not_enforced(tool.field, error) from None
+        return self.new(" | ".join(cases), kind="case") if cases[1:] else cases[0]
+
+    def _check_names(self, tool: OfferedTool, names: Sequence[str]) -> None:
         if wrong := [name for name in names if not name.isidentifier() or iskeyword(name)]:
             raise ApiError(
                 400,
@@ -121,20 +159,11 @@ class Rules:
                 "this model writes calls; rename it, or use tool_choice auto without strict",
                 param="tools",
             )
-        if not properties:
-            value = self.json(None, tool.field, json_allowed_escapes=_ESCAPES)
-            pair = f'/[a-z][a-z_]{{0,40}}/ "=" {value}'
-            is_closed = schema.get("additionalProperties") is False
-            return '""' if is_closed else f'({pair} (", " {pair})*)?'
-        shared: Schema = {key: schema[key] for key in ("$defs", "definitions") if key in schema}
-        pairs = []
-        for name, each in properties.items():
-            whole = {**shared, **(each if isinstance(each, dict) else {})}
-            value = self.json(
-                whole, f"{tool.field}.properties.{name}", json_allowed_escapes=_ESCAPES
-            )
-            pairs.append((f'"{name}=" {value}', name not in schema.get("required", ())))
-        return self.separated(pairs, '", "')
+
+    def _value(self, tool: OfferedTool, name: str, schema: Any) -> str:
+        field = f"{tool.field}.properties.{name}" if name else tool.field
+        schema = embedded(schema, tool.parameters or {})
+        return self.json(schema, field, json_allowed_escapes=_ESCAPES)
 
     def separated(self, pairs: Sequence[tuple[str, bool]], separator: str) -> str:
         """Texts in their order, those with True only maybe."""

@@ -19,7 +19,6 @@ between      two calls
 keys         of name and arguments in objects; none: an object is {name: arguments}
 quote        around text in braces
 are_special  whether markers are tokens that texts leave out otherwise
-is_forced    whether an answer can be led to be such calls
 shown        what a chat template has that writes so: all of one of the lists
 hidden       and what it has not
 """
@@ -69,7 +68,6 @@ class CallSyntax:
     keys: tuple[str, ...] = ("name", "arguments")
     quote: str = ""
     are_special: bool = True
-    is_forced: bool = True
     shown: tuple[list[str], ...] = ()
     hidden: str = ""
 

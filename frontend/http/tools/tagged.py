@@ -6,11 +6,12 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from frontend.http.tools.calls import find_marker
+from frontend.http.tools.calls import find_marker, load_finite, outside_strings
+from frontend.http.tools.schema_cases import property_of, types_of
 from frontend.http.tools.syntax import Field, Part
 
 WORD = re.compile(r"[\w./-]{1,128}")
-_FIELDS = {"key": re.compile(r"[^\s<>\"=]{1,128}"), "type": re.compile(r"[\w-]{1,16}")}
+_TYPE = re.compile(r"[\w-]{1,16}")
 _TEXT_TYPES = ("string", "true")
 _NO_VALUE = object()
 
@@ -64,13 +65,15 @@ class TaggedArguments:
         self._blank = self._behind[0][: len(self._behind[0]) - len(self._behind[0].lstrip())]
         self._next = (parameter[0].split()[0], closing)
         self._closing = closing
-        properties = (schema or {}).get("properties")
-        self._properties: Mapping[str, Any] = properties if isinstance(properties, dict) else {}
+        stop = str(parameter[parameter.index(Field("key")) + 1]).lstrip()[0]
+        key = rf"[^\s{stop}](?:[^\n{stop}]{{0,126}}[^\s{stop}])?"
+        self._fields = {"key": re.compile(key), "type": _TYPE}
         self._schema = schema or {}
         self._held = ""
         self._num_values = 0
         self._key: str | None = None
         self._is_text: bool | None = None
+        self._is_json = False
         self.num_chars = 0
         """Characters that were fed, all together, but for those behind the end."""
         self.is_over = False
@@ -109,7 +112,7 @@ class TaggedArguments:
                 is_last = number == len(self._opening) - 1
                 behind = skip_literal(self._held, at, part, before_value=is_last)
             else:
-                match = _FIELDS[part.name].match(self._held, at)
+                match = self._fields[part.name].match(self._held, at)
                 if at == len(self._held) or (match and match.end() == len(self._held)):
                     raise NeedsMore
                 behind = None if match is None else match.end()
@@ -123,14 +126,19 @@ class TaggedArguments:
         found.append("{" if not self._num_values else ", ")
         found.append(f"{json.dumps(self._key, ensure_ascii=False)}: ")
         self._num_values += 1
-        if self._is_text is None and "string" in (types := self._types()):
+        types = self._types()
+        if self._is_text is None and "string" in types:
             self._is_text = True if "null" not in types else None
+        self._is_json = not self._is_text and bool(types) and "string" not in types
         if self._is_text:
             found.append('"')
 
     def _types(self) -> set[str]:
-        assert self._key is not None
-        return types_of(self._properties.get(self._key), self._schema)
+        return types_of(property_of(self._schema, self._key or "", self._schema), self._schema)
+
+    def reads_key(self, name: str) -> bool:
+        """Whether a property of this name can be written so."""
+        return self._fields["key"].fullmatch(name) is not None
 
     def _pass_on(self, found: list[str]) -> None:
         """Takes what is certain of a value."""
@@ -157,6 +165,9 @@ class TaggedArguments:
         """Where the value ends, and that it does: before a marker behind which another parameter
         or the end of the call is; or how much of what is held belongs to it."""
         at = find_marker(self._held, self._marker)
+        if self._is_json and at < len(self._held) and self._held.lstrip()[:1] in ("{", "["):
+            end = outside_strings(self._held, 0, self._marker)
+            at = len(self._held) if end is None else end
         while self._held.startswith(self._marker, at):
             rest = self._held[at + len(self._marker) :].lstrip()
             if any(rest.startswith(each) for each in self._next):
@@ -171,31 +182,6 @@ def _escaped(text: str) -> str:
     return json.dumps(text, ensure_ascii=False)[1:-1]
 
 
-def referred(ref: str, root: Mapping[str, Any]) -> Any:
-    """What a schema's `$ref` names within the whole schema; None: nothing there."""
-    target: Any = root
-    for step in ref.removeprefix("#/").split("/"):
-        target = target.get(step) if isinstance(target, dict) else None
-    return target
-
-
-def types_of(schema: Any, root: Mapping[str, Any]) -> set[str]:
-    """JSON's types that a schema lets through, as far as it says; empty: it does not."""
-    if not isinstance(schema, dict):
-        return set()
-    if isinstance(ref := schema.get("$ref"), str):
-        return types_of(referred(ref, root), {})
-    if isinstance(named := schema.get("type"), str):
-        return {named}
-    if isinstance(named, list):
-        return {each for each in named if isinstance(each, str)}
-    if "enum" in schema or "const" in schema:
-        values = schema.get("enum", [schema.get("const")])
-        return {"string"} if all(isinstance(each, str) for each in values) else {"enum"}
-    either = [each for key in ("anyOf", "oneOf") for each in schema.get(key) or ()]
-    return set().union(*(types_of(each, root) for each in either))
-
-
 def typed(raw: str, types: set[str], *, is_text: bool | None = None) -> Any:
     """The value that a model wrote: text as it is, all else as JSON, or as Python if it is none.
 
@@ -208,7 +194,7 @@ def typed(raw: str, types: set[str], *, is_text: bool | None = None) -> Any:
     stripped = raw.strip()
     if "string" in types and is_text is None:
         return None if "null" in types and stripped in ("null", "None") else raw
-    for read in (_by_json, ast.literal_eval):
+    for read in (load_finite, ast.literal_eval):
         try:
             value = read(stripped)
             json.dumps(value, allow_nan=False).encode()
@@ -216,7 +202,3 @@ def typed(raw: str, types: set[str], *, is_text: bool | None = None) -> Any:
             continue
         return value
     return raw
-
-
-def _by_json(text: str) -> Any:
-    return json.loads(text, strict=False)

@@ -21,8 +21,9 @@ def compiled(kind, text, **options):
     return compiler().compile(StructuredOutput(kind=kind, text=text, **options)).deep_copy()
 
 
-def random_text(matcher, seed, most=400):
-    """None if it is not over within so many tokens. It ends as soon as it may, half of the time."""
+def random_text(matcher, seed, most=400, words=()):
+    """None if it is not over within so many tokens. It ends as soon as it may, half of the time.
+    `words` are written as a whole now and then, where they may stand."""
     draw, token_ids = random.Random(seed), []
     while len(token_ids) < most:
         bits = np.unpackbits(np.frombuffer(matcher.compute_bitmask(), np.uint8), bitorder="little")
@@ -31,6 +32,12 @@ def random_text(matcher, seed, most=400):
         may_end = EOS in allowed
         if may_end and (len(allowed) == 1 or draw.random() < 0.5):
             return tokenizer().decode(token_ids)
+        if words and draw.random() < 0.3:
+            word = tokenizer().encode(draw.choice(words), add_special_tokens=False).ids
+            if matcher.validate_tokens(word) == len(word):
+                assert matcher.consume_tokens(word)
+                token_ids += word
+                continue
         token_ids.append(int(draw.choice(allowed[allowed != EOS])))
         assert matcher.consume_token(token_ids[-1])
     return None

@@ -232,9 +232,17 @@ def test_channels_of_harmony_are_reasoning_content_and_calls(serve_text):
     content, reasoning, calls, reason = joined(events_of(chat(http, tools=TOOLS, stream=True)))
     assert (content, reasoning, calls) == ("", "I ask.", [("get_weather", '{"city": "Paris"}')])
     assert reason == "tool_calls"
-    refused = chat(http, tools=TOOLS, tool_choice="required")
-    assert refused.status_code == 400
-    assert "calls in the format openai are free" in refused.text
+    schema = {"type": "json_schema", "json_schema": {"name": "x", "schema": {"const": 1}}}
+    for fields, param in (
+        ({"tools": TOOLS, "tool_choice": "required"}, "functions.get_weather"),
+        ({"response_format": schema}, "final"),
+    ):
+        assert chat(http, **fields).status_code == 200
+        asked = http.engine.requests[-1].sampling_params.structured_output
+        assert param in asked.text and "analysis" in asked.text and asked.reasoning is None
+    assert chat(http, structured_outputs={"regex": "a+"}).status_code == 200
+    asked = http.engine.requests[-1].sampling_params.structured_output
+    assert asked.reasoning.end == "<|end|><|start|>assistant<|channel|>final<|message|>"
 
 
 def test_a_stream_that_waits_gets_its_headers_and_comments(serve, monkeypatch):

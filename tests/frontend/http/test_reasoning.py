@@ -106,6 +106,22 @@ HARMONY = {
     ' to=functions.f<|channel|>commentary json<|message|>{"a": "<|end"}<|call|>': ("", CALLED),
     f"{ANALYSIS}{CALL.format('')}": ("Two and <two>.", CALLED.removesuffix("<|call|>")),
     "<|channel|>analysis to=browser.search<|message|>{}<|call|>": ("{}", ""),
+    "<|channel|>commentary to=python<|message|>1+1<|call|>": ("1+1", ""),
+    "<|channel|>commentary to=get_weather <|constrain|>json<|message|>{}<|call|>": (
+        "",
+        "<|channel|>commentary to=functions.get_weather<|message|>{}<|call|>",
+    ),
+    "<|channel|>commentary to=assistant<|channel|>analysis<|message|>Hm": ("Hm", ""),
+    "<|channel|>analysis<|message|>Two<|channel|>final<|message|>2": ("Two", "2"),
+    f"{ANALYSIS}<|start|>assistant to=functions.functions<|channel|>analysis code<|message|>{{}}": (
+        "Two and <two>.",
+        "<|channel|>commentary to=functions.functions<|message|>{}",
+    ),
+    '<|channel|>commentary to=functions.f<|message|>{"a": "<|end|><|start|>"}<|call|>': (
+        "",
+        '<|channel|>commentary to=functions.f<|message|>{"a": "<|end|><|start|>"}<|call|>',
+    ),
+    "a resumed answer.<|return|>": ("", "a resumed answer."),
     "<|channel|>analysis<|message|>Two and": ("Two and", ""),
     "<|channel|>anal": ("", ""),
     "Total: 4 <|x|>": ("", "Total: 4 <|x|>"),
@@ -117,7 +133,7 @@ HARMONY = {
 def test_channels_of_harmony_are_parted_whole_and_at_every_cut(text):
     cuts = [[text], list(text), *([text[:cut], text[cut:]] for cut in range(1, len(text)))]
     for pieces in cuts:
-        stream = HarmonyStream()
+        stream = HarmonyStream({"get_weather"})
         parts = [stream.feed(piece) for piece in pieces] + [stream.close()]
         joined = tuple("".join(texts) for texts in zip(*parts, strict=True))
         assert joined == HARMONY[text], pieces

@@ -2,11 +2,14 @@
 at every character, and what a grammar lets a model write are calls that follow their schemas."""
 
 import json
+import sys
 from pathlib import Path
 
 import jsonschema
 import pytest
 
+from frontend.http.api_errors import ApiError
+from frontend.http.harmony import HarmonyStream
 from frontend.http.tools.calls import ArgumentsDelta, ToolCall
 from frontend.http.tools.grammar import calls_grammar
 from frontend.http.tools.rules import OfferedTool
@@ -167,12 +170,19 @@ def test_text_in_tags_is_passed_on_as_it_comes():
         ("2", {"$ref": "#/$defs/n"}, 2),
         ("2", {}, 2),
         ("two", {}, "two"),
-        ("1e999", {"type": "number"}, "1e999"),
+        ("1e999", {"type": "number"}, sys.float_info.max),
+        ("2", {"allOf": [{"$ref": "#/$defs/m"}]}, 2),
+        (
+            '{"a": "</arg_value></tool_call>"}',
+            {"type": "object"},
+            {"a": "</arg_value></tool_call>"},
+        ),
     ],
 )
 def test_values_in_tags_are_of_the_types_of_their_schemas(written, schema, value):
     text = f"<tool_call>f\n<arg_key>a</arg_key>\n<arg_value>{written}</arg_value>\n</tool_call>"
     root = {"properties": {"a": schema}, "$defs": {"n": {"type": "integer"}}}
+    root["$defs"]["m"] = {"$ref": "#/$defs/n"}
     stream = ToolCallStream(FORMATS["glm45"]({"f": root}))
     (call,) = [*stream.feed(text), *stream.close()]
     assert json.loads(call.arguments) == {"a": value}
@@ -210,32 +220,137 @@ class NoAddedTokens:
         return {}
 
 
-FORCED = [name for name, syntax in call_syntaxes().items() if syntax.is_forced]
+def written(name, tools, seed, has_one_call=False):
+    """A text of the grammar; None: it had no end."""
+    lark = calls_grammar(
+        name,
+        tools,
+        NoAddedTokens(),
+        must_call=True,
+        has_one_call=has_one_call,
+        template="",
+        answer=None,
+    )
+    matcher = compiled(StructuredOutputKind.GRAMMAR, lark)
+    syntax = call_syntaxes().get(name)
+    parts = (*syntax.calls[0], *syntax.parameter, syntax.quote, syntax.end) if syntax else ()
+    words = ['"', "}", *(each for each in parts if isinstance(each, str) and each)]
+    return random_text(matcher, seed, most=900, words=words)
 
 
-@pytest.mark.parametrize("name", ["llama3_json", *FORCED])
+def called(name, text, tools):
+    """Calls in a text that is nothing else, checked by their schemas."""
+    schemas = {tool.name: tool.parameters for tool in tools}
+    if name == "openai":
+        messages = HarmonyStream(schemas)
+        text = messages.feed(text)[1] + messages.close()[1]
+        text = text[text.index("<|channel|>") :]  # preambles are text
+    stream = ToolCallStream(FORMATS[name](schemas))
+    calls = [*stream.feed(text), *stream.close()]
+    assert calls and all(isinstance(call, ToolCall) for call in calls), text
+    for call in calls:
+        validator = jsonschema.Draft202012Validator(
+            schemas[call.name], format_checker=jsonschema.FormatChecker()
+        )
+        validator.validate(json.loads(call.arguments))
+    return calls
+
+
+@pytest.mark.parametrize("name", ["llama3_json", *call_syntaxes()])
 def test_forced_calls_follow_their_schemas(name):
-    schemas = {tool.name: tool.parameters for tool in TOOLS}
     numbers = set()
     for has_one_call in (True, False):
-        lark = calls_grammar(
-            name,
-            TOOLS,
-            NoAddedTokens(),
-            must_call=True,
-            has_one_call=has_one_call,
-            template="",
-            answer=None,
-        )
-        for seed in range(6):
-            text = random_text(compiled(StructuredOutputKind.GRAMMAR, lark), seed)
-            if text is None:
-                continue
-            stream = ToolCallStream(FORMATS[name](schemas))
-            calls = [*stream.feed(text), *stream.close()]
-            assert calls and all(isinstance(call, ToolCall) for call in calls), text
-            for call in calls:
-                jsonschema.validate(json.loads(call.arguments), schemas[call.name])
-            assert len(calls) == 1 or not has_one_call
-            numbers.add(len(calls))
+        for seed in range(4):
+            if (text := written(name, TOOLS, seed, has_one_call)) is not None:
+                calls = called(name, text, TOOLS)
+                assert len(calls) == 1 or not has_one_call
+                numbers.add(len(calls))
     assert numbers
+
+
+NASTY = {
+    "parts": {
+        "type": "object",
+        "properties": {
+            "both": {"allOf": [{"$ref": "#/$defs/small"}, {"minimum": 3}]},
+            "either": {
+                "anyOf": [
+                    {"type": "string", "pattern": "^[a-c]{2}$|x/\\$$", "maxLength": 3},
+                    {"type": "integer"},
+                ]
+            },
+            "again": {"$ref": "#/properties/both"},
+            "maybe": {"oneOf": [{"enum": ['"é"', "a\\b"]}, {"type": "null"}]},
+            "tree": {"$ref": "#/$defs/tree"},
+            "counts": {"type": "object", "additionalProperties": {"type": "boolean"}},
+            "mixed": {"enum": ["a", 1, None, True]},
+            "when": {"type": "string", "format": "date"},
+        },
+        "required": ["both", "either", "again", "maybe", "mixed", "when"],
+        "additionalProperties": False,
+        "$defs": {
+            "small": {"type": "integer", "maximum": 9},
+            "tree": {
+                "type": "object",
+                "properties": {
+                    "leaf": {"type": "boolean"},
+                    "next": {"type": "array", "items": {"$ref": "#/$defs/tree"}, "maxItems": 1},
+                },
+                "required": ["leaf"],
+                "additionalProperties": False,
+            },
+        },
+    },
+    "root": {
+        "$ref": "#/$defs/it",
+        "$defs": {
+            "it": {
+                "type": "object",
+                "properties": {"a": {"type": "integer"}, "b": {"type": "number"}},
+                "anyOf": [{"required": ["a", "c"]}, {"required": ["b"]}],
+            }
+        },
+    },
+    "bare": {"type": "object", "additionalProperties": {"type": "integer"}},
+}
+
+
+@pytest.mark.parametrize("name", ["hermes", "lfm2", "qwen3_xml", "deepseek_v32", "gemma4"])
+@pytest.mark.parametrize("schema", NASTY)
+def test_whatever_a_schema_is_made_of_forced_calls_follow_it(name, schema):
+    tools = [OfferedTool("do_it", NASTY[schema])]
+    texts = [written(name, tools, seed, has_one_call=True) for seed in range(4)]
+    for text in filter(None, texts):
+        assert len(called(name, text, tools)) == 1
+    assert any(texts)
+
+
+@pytest.mark.parametrize(
+    ("part", "words"),
+    [
+        ({"patternProperties": {"a": {}}}, "patternProperties is not enforced"),
+        ({"minProperties": 1}, "minProperties is not enforced"),
+        ({"if": {}}, "if is not enforced"),
+        ({"required": ["b"], "additionalProperties": False}, "required 'b', which nothing is of"),
+        ({"allOf": [{"properties": {"a": {}}}]}, "properties that stands in allOf"),
+        ({"oneOf": [{"type": "object"}, {"required": ["a"]}]}, "two cases could hold at once"),
+        ({"$ref": "#/$defs/none"}, "$ref '#/$defs/none', which is not in the schema"),
+        ({"properties": {"a": {"type": "string", "format": "int64"}}}, "format 'int64'"),
+        ({"properties": {"a": {"type": "string", "pattern": "a^b"}}}, "pattern with ^"),
+        ({"properties": {'a">{': {}}}, "a property cannot be named"),
+    ],
+)
+def test_what_no_grammar_of_a_format_can_hold_is_refused_by_name(part, words):
+    schema = {"type": "object", "properties": {"a": {"type": "integer"}}, **part}
+    tool = OfferedTool("f", schema, field="tools[3].function.parameters")
+    for name in ("qwen3_xml", "gemma4"):
+        with pytest.raises(ApiError) as error:
+            written(name, [tool], 0)
+        assert error.value.param == "tools[3].function.parameters"
+        assert words in error.value.message
+
+
+def test_a_name_is_passed_on_when_its_end_is_there():
+    stream = ToolCallStream(FORMATS["glm47"]({}), streams_arguments=True)
+    parts = [part for char in "<tool_call>do-it.now</tool_call>" for part in stream.feed(char)]
+    assert parts[0] == ToolCall("do-it.now", "")
