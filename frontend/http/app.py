@@ -26,7 +26,7 @@ from frontend.http.generation import tokenize
 from frontend.http.live_requests import list_requests
 from frontend.http.llama_cpp import completion, server
 from frontend.http.mcp import routes as mcp
-from frontend.http.mcp.servers import ToolServers
+from frontend.http.mcp.servers import running
 from frontend.http.metrics.exposition import Metrics, get_metrics
 from frontend.http.ollama import embeddings as ollama_embeddings
 from frontend.http.ollama import generation as ollama
@@ -124,8 +124,7 @@ def make_app(
             app.state.jobs.resume()
         app.state.feeds = {}
         app.state.metrics = Metrics(served, settings.metrics_names)
-        app.state.tool_servers = ToolServers(settings.tool_servers, settings.mcp_timeout)
-        async with app.state.tool_servers:
+        async with running(settings.tool_servers, settings.mcp_timeout) as app.state.tool_servers:
             yield
         await app.state.jobs.close()
         await app.state.background_responses.close()

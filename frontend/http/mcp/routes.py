@@ -16,15 +16,18 @@ from frontend.http.operations import operation
 @operation("GET", "/v1/mcp/servers", gives=ToolServerList)
 async def list_servers(request: Request) -> Response:
     """Servers of tools that this server was started with, and their tools."""
-    found = tool_servers(request).by_name.values()
-    return json_response(ToolServerList([each.state for each in found]))
+    return json_response(ToolServerList([each.state for each in tool_servers(request).values()]))
 
 
 @operation("POST", "/v1/mcp/call", takes=ToolRequest, gives=ToolResult)
 async def call(request: Request, asked: ToolRequest) -> Response:
     """Run a tool."""
     check_origin(request)
-    server = tool_servers(request).get(asked.server)
+    servers = tool_servers(request)
+    if (server := servers.get(asked.server)) is None:
+        known = ", ".join(servers) or "none; name it with --mcp"
+        what = f"there is no server {asked.server!r:.200} of tools; there is {known}"
+        raise ApiError(404, what, param="server")
     result = await until_disconnect(request, server.call(asked.tool, asked.arguments))
     return json_response(result)
 

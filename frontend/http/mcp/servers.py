@@ -1,11 +1,11 @@
 """The servers of tools that `--mcp` names: kept running, asked for their tools, and called."""
 
 import asyncio
+import contextlib
 import logging
 import time
-from collections.abc import Mapping, Sequence
-from types import TracebackType
-from typing import Any
+from collections.abc import AsyncIterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
 from starlette.requests import Request
 
@@ -13,12 +13,15 @@ from frontend.http.api_errors import ApiError
 from frontend.http.mcp.bodies import Tool, ToolResult, ToolServerState
 from frontend.http.mcp.options import ToolServerOption
 
+if TYPE_CHECKING:
+    from frontend.http.mcp.connection import Doubt
+
 logger = logging.getLogger(__name__)
 
 _START_S = 60.0
 """For a server to start, with what its command downloads, and list its tools."""
 _LONGEST_WAIT_S = 60.0
-"""Between two starts; a server that ran for so long is started again at once."""
+"""Between two starts; a server that ran for so long is started again after 1 s."""
 
 
 class ToolServer:
@@ -36,7 +39,7 @@ class ToolServer:
         self._option = option
         self._timeout_s = timeout_s
         self._client: Any = None
-        self._doubt = asyncio.Event()
+        self._doubt: Doubt | None = None
 
     @property
     def state(self) -> ToolServerState:
@@ -51,7 +54,7 @@ class ToolServer:
                 await self._serve()
             except Exception as error:
                 # once it was called, its last line may be of a call
-                said = "" if self.problem is None else getattr(self._doubt, "last_line", "")
+                said = self._doubt.last_line if self._doubt and self.problem else ""
                 self.problem = f"it does not answer: {_reason(error)}"
                 self.problem += f"; its last line: {said.strip():.300}" if said else ""
             finally:
@@ -65,17 +68,17 @@ class ToolServer:
         """Ends with what the server's tools could not be listed for."""
         from frontend.http.mcp.connection import Doubt, connected, list_tools
 
-        self._doubt = Doubt()
+        self._doubt = doubt = Doubt()
         async with (
             asyncio.timeout(_START_S) as limit,
-            connected(self._option, self._doubt) as client,
+            connected(self._option, doubt) as client,
         ):
             while True:
-                self._doubt.clear()
+                doubt.clear()
                 self.tools = await list_tools(client, self.name)
                 self._client, self.problem = client, None
                 limit.reschedule(None)
-                await self._doubt.wait()
+                await doubt.wait()
                 limit.reschedule(asyncio.get_running_loop().time() + self._timeout_s)
 
     async def call(self, tool: str, arguments: dict[str, Any]) -> ToolResult:
@@ -100,44 +103,29 @@ class ToolServer:
             why = f"no answer within {self._timeout_s:g} s; ask for less, or raise --mcp-timeout"
         except Exception as error:  # whatever a foreign server makes of it
             why = _reason(error)
-        self._doubt.set()
+        if self._doubt is not None:
+            self._doubt.set()
         logger.warning("mcp %s: a call of %r failed", self.name, tool)
         return ToolResult(is_error=True, text=f"The call failed: {why}")
 
 
-class ToolServers:
-    """All of them, for as long as its context lasts."""
-
-    def __init__(self, options: Sequence[ToolServerOption], timeout_s: float) -> None:
-        self.by_name = {each.name: ToolServer(each, timeout_s) for each in options}
-        self._tasks: list[asyncio.Task[None]] = []
-
-    def get(self, name: str) -> ToolServer:
-        """Raises ApiError: there is none of this name."""
-        if (server := self.by_name.get(name)) is None:
-            known = ", ".join(self.by_name) or "none; name it with --mcp"
-            raise ApiError(
-                404, f"there is no server {name!r:.200} of tools; there is {known}", param="server"
-            )
-        return server
-
-    async def __aenter__(self) -> "ToolServers":
-        self._tasks = [asyncio.create_task(each.run()) for each in self.by_name.values()]
-        return self
-
-    async def __aexit__(
-        self,
-        _kind: type[BaseException] | None,
-        _error: BaseException | None,
-        _traceback: TracebackType | None,
-    ) -> None:
-        for task in self._tasks:
+@contextlib.asynccontextmanager
+async def running(
+    options: Sequence[ToolServerOption], timeout_s: float
+) -> AsyncIterator[dict[str, ToolServer]]:
+    """Servers by their names, which run for as long as the context lasts."""
+    servers = {each.name: ToolServer(each, timeout_s) for each in options}
+    tasks = [asyncio.create_task(each.run()) for each in servers.values()]
+    try:
+        yield servers
+    finally:
+        for task in tasks:
             task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await asyncio.gather(*tasks, return_exceptions=True)
 
 
-def tool_servers(request: Request) -> ToolServers:
-    found: ToolServers = request.app.state.tool_servers
+def tool_servers(request: Request) -> dict[str, ToolServer]:
+    found: dict[str, ToolServer] = request.app.state.tool_servers
     return found
 
 
