@@ -29,7 +29,7 @@ from frontend.http.responses.input_items import conversation_of, with_one_system
 from frontend.http.responses.reasoning import reasoning_of, without_old_reasoning
 from frontend.http.responses.store import StoredResponse
 from frontend.http.responses.stored import owner_of, runs_of, store_of, stored_response
-from frontend.http.responses.tools import OfferedTools, forces_calls
+from frontend.http.responses.tools import OfferedTools
 from frontend.http.responses.truncation import fitted
 from frontend.http.responses.writer import ResponseWriter, item_id
 from frontend.http.served_models import served_models
@@ -58,8 +58,6 @@ async def create_response(request: Request, asked: bodies.ResponsesRequest) -> R
     tools = OfferedTools(refuses=settings.unknown_tools == "refuse")
     messages = conversation_of(items, tools.pass_over)
     llm = await served_models(request).get(asked.model)
-    template = llm.get_tokenizer().used_template(None, has_tools=True) or ""
-    tools.are_forced = forces_calls(settings.tool_call_parser, template)
     tools.add_all(asked.tools or ())
     for number, item in enumerate(items):
         if item.type in ("additional_tools", "tool_search_output"):

@@ -14,8 +14,6 @@ from frontend.http.decoding import refusal
 from frontend.http.generation.requests import FunctionDefinition, Tool
 from frontend.http.responses.call_forms import CallForm, ToolKind, visible_name
 from frontend.http.responses.lark import regex_of_lark
-from frontend.http.tools.stream import format_of_template
-from frontend.http.tools.syntax import call_syntaxes, first_name
 
 T = TypeVar("T")
 
@@ -122,11 +120,9 @@ class OfferedTools:
     """
     Args:
         refuses: whether a tool that nobody here runs is an error.
-        are_forced: whether the model's calls can be led by a grammar.
     """
 
     refuses: bool = False
-    are_forced: bool = True
     functions: list[Tool] = field(default_factory=list)
     """The tools that the model sees."""
     forms: dict[str, CallForm] = field(default_factory=dict)
@@ -207,9 +203,8 @@ class OfferedTools:
         if form.type == "grammar":
             description += f"\n\nThe input follows this grammar ({form.syntax}):\n{form.definition}"
             pattern = regex_of_lark(form.definition) if form.syntax == "lark" else form.definition
-            if pattern is None or not self.are_forced:
+            if pattern is None:
                 _tell_once(f"the grammar of the input of {tool.name!r:.100} is not enforced")
-                pattern = None
         if pattern is not None:
             text["pattern"] = f"^(?:{pattern})$"
         return FunctionDefinition(
@@ -252,13 +247,6 @@ class OfferedTools:
             and asked.get("namespace") in (None, form.namespace)
         )
         return next(found, None)
-
-
-def forces_calls(parser: str | None, chat_template: str) -> bool:
-    """Whether calls, in the format of a parser or as the template shows it, follow a grammar."""
-    name = parser or format_of_template(chat_template) or ""
-    syntax = call_syntaxes().get(first_name(name))
-    return syntax is None or syntax.is_forced
 
 
 def _is_local(tool: dict[str, Any]) -> bool:
