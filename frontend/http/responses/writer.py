@@ -2,10 +2,9 @@
 
 import time
 from collections.abc import Iterator, Mapping
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import msgspec
-from msgspec import UNSET
 
 from frontend.http.answer_parts import Part, Reasoning
 from frontend.http.responses import bodies
@@ -14,11 +13,9 @@ from frontend.http.responses.input_items import sealed
 from frontend.http.tools.calls import ArgumentsDelta, ToolCall
 
 TextKind = Literal["output_text", "reasoning_text", "reasoning_summary_text"]
-_PREFIXES: dict[TextKind, str] = {
-    "output_text": "msg",
-    "reasoning_text": "rs",
-    "reasoning_summary_text": "rs",
-}
+_PARTS = dict.fromkeys(get_args(TextKind), "content_part")
+_PARTS["reasoning_summary_text"] = "reasoning_summary_part"
+_INDEXES = {kind: f"{part.split('_')[-2]}_index" for kind, part in _PARTS.items()}
 
 
 class ResponseWriter:
@@ -138,16 +135,9 @@ class ResponseWriter:
         self._pieces.clear()
         self._logprobs = []
 
-    def _part_event(self, kind: TextKind, what: str, **fields: Any) -> bodies.ResponseEvent:
-        """`what`: added, done, of the part; text.delta, text.done, of its text."""
-        if kind == "reasoning_summary_text":
-            name = {"added": "reasoning_summary_part.added", "done": "reasoning_summary_part.done"}
-            place = {"summary_index": 0}
-        else:
-            name = {"added": "content_part.added", "done": "content_part.done"}
-            place = {"content_index": 0}
-        known = name.get(what) or f"{kind}.{what.removeprefix('text.')}"
-        return self._event(known, {**self._place(), **place, **fields})
+    def _part_event(self, kind: TextKind, name: str, **fields: Any) -> bodies.ResponseEvent:
+        """One about the item's only part."""
+        return self._event(name, {**self._place(), _INDEXES[kind]: 0, **fields})
 
     def _text_item(
         self, kind: TextKind, status: bodies.ItemStatus, *, is_empty: bool
@@ -167,14 +157,14 @@ class ResponseWriter:
     ) -> Iterator[bodies.ResponseEvent]:
         if self._open != kind:
             yield from self._close("completed")
-            self._begin(kind, _PREFIXES[kind])
+            self._begin(kind, "msg" if kind == "output_text" else "rs")
             item = self._text_item(kind, "in_progress", is_empty=True)
             yield self._item_event("output_item.added", item)
-            yield self._part_event(kind, "added", part=_text_part(kind, "", []))
+            yield self._part_event(kind, f"{_PARTS[kind]}.added", part=_text_part(kind, "", []))
         if text:
             self._pieces.append(text)
             self._logprobs += logprobs
-            yield self._part_event(kind, "text.delta", delta=text, **_told(kind, logprobs))
+            yield self._part_event(kind, f"{kind}.delta", delta=text, **_told(kind, logprobs))
 
     def _close(self, status: bodies.ItemStatus) -> Iterator[bodies.ResponseEvent]:
         kind, self._open = self._open, None
@@ -194,8 +184,10 @@ class ResponseWriter:
                 yield self._event(f"{self._form.event}.done", {**self._place(), **told})
         else:
             text = "".join(self._pieces)
-            yield self._part_event(kind, "text.done", text=text, **_told(kind, self._logprobs))
-            yield self._part_event(kind, "done", part=_text_part(kind, text, self._logprobs))
+            yield self._part_event(kind, f"{kind}.done", text=text, **_told(kind, self._logprobs))
+            yield self._part_event(
+                kind, f"{_PARTS[kind]}.done", part=_text_part(kind, text, self._logprobs)
+            )
             item = self._text_item(kind, status, is_empty=False)
         yield self._item_event("output_item.done", item)
         self.response.output.append(item)
@@ -230,4 +222,4 @@ def _text_part(kind: TextKind, text: str, logprobs: list[bodies.Part]) -> bodies
 
 
 def _told(kind: TextKind, logprobs: list[bodies.Part]) -> dict[str, Any]:
-    return {"logprobs": [*logprobs]} if kind == "output_text" else {"logprobs": UNSET}
+    return {"logprobs": [*logprobs]} if kind == "output_text" else {}
