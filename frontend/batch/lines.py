@@ -100,8 +100,9 @@ def read_question(number: int, line: bytes) -> Question:
         return Question(custom_id, refusal=why + ", ".join(URLS))
     if not isinstance(body, dict):
         return Question(custom_id, refusal=f"body of line {number} is not an object; give one")
-    if body.get("stream"):
-        return Question(custom_id, refusal="stream is not supported in a batch; omit it")
+    for name in ("stream", "background"):
+        if body.get(name):
+            return Question(custom_id, refusal=f"{name} is not supported in a batch; omit it")
     return Question(custom_id, url, body)
 
 

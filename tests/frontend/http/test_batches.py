@@ -157,6 +157,7 @@ def test_a_batch_that_is_cancelled_or_expires_gives_what_is_there(start_engine, 
         ([line("a"), line("b", "/v1/embeddings")], "url of line 2 is /v1/embeddings", 2),
         ([line("a"), "{"], "line 2 is not valid JSON", 2),
         ([line("a", stream=True)], "stream is not supported in a batch", 1),
+        ([line("a", background=True)], "background is not supported in a batch", 1),
         (["", " "], "no lines", None),
     ],
 )
