@@ -87,9 +87,9 @@ class BackgroundRun:
         """Its events from that with a number on, until it is over."""
         while True:
             more = self._more
-            for each in self.events[number:]:
-                yield each
-            number = max(number, len(self.events))
+            while number < len(self.events):
+                yield self.events[number]
+                number += 1
             if self.is_over:
                 return
             await more.wait()

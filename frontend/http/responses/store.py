@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import fcntl
 import hashlib
+import logging
 import os
 import re
 from collections import Counter, OrderedDict
@@ -14,6 +15,8 @@ import msgspec
 
 from frontend.errors import InvalidInput
 from protocol.private_files import create_private_file, make_private_folder, open_own_file
+
+logger = logging.getLogger(__name__)
 
 _RESPONSE_OF_ITEM = re.compile(r"[a-z]+_([0-9a-f]{48})")
 _ID = re.compile(r"resp_[0-9a-f]{48}")
@@ -78,14 +81,18 @@ class ResponseStore:
             self._lock.close()
 
     async def put(self, response_id: str, owner: str | None, stored: StoredResponse) -> None:
-        """One that is larger than all of the space is not kept."""
+        """One that is larger than all of the space is not kept, or that cannot be written."""
         data, key = msgspec.msgpack.encode(stored), _key(owner)
         if len(data) > self._max_bytes:
             return
         if self._folder is None:
             self._in_memory[response_id] = data
         else:
-            await asyncio.to_thread(_write, self._path(key, response_id), data)
+            try:
+                await asyncio.to_thread(_write, self._path(key, response_id), data)
+            except OSError as error:
+                logger.warning("a response is not kept: %s", error)
+                return
         self._count(key, response_id, len(data))
         for owner_key, dropped in self._beyond():
             await self._remove(owner_key, dropped)
@@ -144,7 +151,8 @@ class ResponseStore:
     async def _remove(self, key: str, response_id: str) -> None:
         self._in_memory.pop(response_id, None)
         if self._folder is not None:
-            await asyncio.to_thread(self._path(key, response_id).unlink, missing_ok=True)
+            with contextlib.suppress(OSError):
+                await asyncio.to_thread(self._path(key, response_id).unlink)
 
     def _path(self, key: str, response_id: str) -> Path:
         assert self._folder is not None

@@ -1,7 +1,10 @@
 """Responses that are kept, or run in the background, before a scripted engine."""
 
+import functools
 import itertools
+import shutil
 import time
+from concurrent.futures import ThreadPoolExecutor
 
 import httpx
 import pytest
@@ -78,6 +81,10 @@ async def test_a_folder_is_found_again_by_the_times_of_use(tmp_path):
     assert [await again.get(each, "ann") is None for each in ids[:3]] == [False, True, False]
     (owner / ids[0]).write_bytes(b"damaged")
     assert await again.get(ids[0], "ann") is None
+    shutil.rmtree(owner)
+    owner.touch()  # no folder: as a full disk
+    await again.put(ids[1], "ann", stored())
+    assert await again.get(ids[1], "ann") is None
     again.close()
 
 
@@ -154,7 +161,10 @@ def test_a_stream_in_the_background_is_resumed_and_cancelled(serve):
         chunks = response.iter_text()
         response_id = next(chunks).partition('"id":"')[2].partition('"')[0]
     path = f"/v1/responses/{response_id}"
-    events = events_of(http.get(path, params={"stream": "true"}))
+    with ThreadPoolExecutor() as pool:  # two readers while it runs
+        read = functools.partial(http.get, path, params={"stream": "true"})
+        events, same = map(events_of, pool.map(lambda _: read(), range(2)))
+    assert events == same
     assert kinds_of(events)[:4] == ["created", "queued", "in_progress", "output_item.added"]
     assert events[-1]["type"] == "response.incomplete"
     assert http.get(path).json() == events[-1]["response"]
