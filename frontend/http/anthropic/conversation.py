@@ -125,7 +125,8 @@ def _first_thought(asked: bodies.CountTokensRequest) -> int:
             turns = [
                 index
                 for index, message in enumerate(asked.messages)
-                if any(isinstance(block, bodies.ThinkingBlock) for block in message.content)
+                if isinstance(message.content, list)
+                and any(isinstance(block, bodies.ThinkingBlock) for block in message.content)
             ]
             first = max(first, turns[-keep.value] if len(turns) > keep.value else 0)
     return first

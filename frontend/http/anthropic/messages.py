@@ -127,9 +127,9 @@ def _effort(llm: AsyncLLM, asked: bodies.CountTokensRequest, *, has_tools: bool)
 
 def _caches(asked: bodies.MessagesRequest) -> bool:
     """Whether anything of it is marked to be cached."""
-    blocks = [*(asked.tools or ()), *itertools.chain(*(each.content for each in asked.messages))]
-    marked = (asked, *(asked.system or ()), *blocks)
-    return any(getattr(each, "cache_control", None) is not None for each in marked)
+    lists = [asked.tools, asked.system, *(each.content for each in asked.messages)]
+    marked = itertools.chain([asked], *(each for each in lists if isinstance(each, list)))
+    return any(each.cache_control is not None for each in marked)
 
 
 def _thinking_budget(llm: AsyncLLM, asked: bodies.MessagesRequest) -> int | None:

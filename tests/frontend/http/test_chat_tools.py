@@ -254,16 +254,21 @@ def test_a_stream_that_waits_gets_its_headers_and_comments(serve, monkeypatch):
         return ids_of("x")[0]
 
     http = serve(next_token=late)
-    body = {"messages": HELLO, "max_tokens": 2, "stream": True}
+    body = {"model": "fake", "messages": HELLO, "max_tokens": 1, "stream": True}
     http.get("/v1/models")
-    with http.stream("POST", "/v1/chat/completions", json=body) as response:
-        assert response.status_code == 200
-        assert http.engine.num_tokens == 0
-        text = "".join(response.iter_text())
-    assert text.count(": waiting\n\n") >= 3
-    events = [each for each in text.split("\n\n") if each.startswith("data: {")]
-    assert json.loads(events[0].removeprefix("data: "))["choices"][0]["delta"]["role"]
-    assert text.endswith("data: [DONE]\n\n")
+    for path, comment, first in (
+        ("/v1/chat/completions", ": waiting\n\n", '"delta":{"role":"assistant"'),
+        ("/v1/messages", 'event: ping\ndata: {"type":"ping"}\n\n', '"type":"message_start"'),
+    ):
+        num_before = http.engine.num_tokens
+        with http.stream("POST", path, json=body) as response:
+            assert response.status_code == 200
+            assert http.engine.num_tokens == num_before
+            text = "".join(response.iter_text())
+        assert text.count(comment) >= 3
+        said = [each for each in text.split("\n\n") if each and f"{each}\n\n" != comment]
+        assert first in said[0]
+        assert said[-1] == "data: [DONE]" or "message_stop" in said[-1]
 
 
 NAMED = {
