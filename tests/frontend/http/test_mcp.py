@@ -1,6 +1,7 @@
 """Tools that the server runs (MCP): their servers, the calls, and who may run them."""
 
 import asyncio
+import contextlib
 import json
 import re
 import shlex
@@ -46,20 +47,24 @@ def answers(http, name="own"):
     wait_until(lambda: state(http, name)["problem"] is None, 20)
 
 
+@contextlib.contextmanager
+def client(*mcp, **settings):
+    """A client of a server with tools; no request of it reaches an engine."""
+    with (
+        serving("ipc:///nowhere", mcp=mcp, **settings) as url,
+        httpx.Client(base_url=url, timeout=20) as http,
+    ):
+        yield http
+
+
 @pytest.fixture(scope="module")
 def http():
-    """A client of a server with tools; no request of it reaches an engine."""
+    """A client of one server for all tests that leave it as it was."""
     with pytest.MonkeyPatch.context() as patched:
         patched.setenv("VLLM_API_KEY", "")
         patched.setenv("OF_THE_OPERATOR", "1")
-        patched.setattr("mcp.client.stdio.PROCESS_TERMINATION_TIMEOUT", 0.1)
-        options = (f"own={PROGRAM}", f"dying={PROGRAM}", "bad=no-such-program --option")
-        with (
-            serving("ipc:///nowhere", mcp=options, mcp_timeout=0.5) as url,
-            httpx.Client(base_url=url, timeout=20) as http,
-        ):
+        with client(f"own={PROGRAM}", "bad=no-such-program --option") as http:
             answers(http)
-            answers(http, "dying")
             yield http
 
 
@@ -94,27 +99,28 @@ def test_a_change_of_the_tools_is_followed(http):
     wait_until(lambda: "another" in names(http), 10)
 
 
-def test_a_server_that_hangs_or_dies_costs_its_call_and_comes_back(http):
-    first = [call(http, "processes", name).json()["text"].split() for name in ("own", "dying")]
-    assert call(http, "die", "dying").json() == {
-        "is_error": True,
-        "text": "The call failed: Connection closed",
-        "images": [],
-    }
-    result = call(http, "hang").json()
-    assert result["is_error"]
-    assert "no answer within 0.5 s; ask for less, or raise --mcp-timeout" in result["text"]
-    for name, told in (("dying", "Connection closed"), ("own", "it took too long")):
-        wait_until(lambda name=name: state(http, name)["tools"] == [], 10)
-        assert state(http, name)["problem"].startswith("it does not answer: ")
-        assert state(http, name)["problem"].endswith(told)
-        refusal = call(http, "echo", name)
-        assert refusal.status_code == 503
-        assert f"{name!r} of tools is away: it does not" in refusal.json()["error"]["message"]
-    for name, before in zip(("own", "dying"), first, strict=True):
-        answers(http, name)
-        assert call(http, "echo", name, text="again").json()["text"] == "again"
-        wait_until(lambda before=before: not any(is_running(int(each)) for each in before))
+def test_a_server_that_hangs_or_dies_costs_its_call_and_comes_back(monkeypatch):
+    monkeypatch.setattr("mcp.client.stdio.PROCESS_TERMINATION_TIMEOUT", 0.1)
+    with client(f"own={PROGRAM}", f"dying={PROGRAM}", mcp_timeout=0.5) as http:
+        before = []
+        for name in ("own", "dying"):
+            answers(http, name)
+            before += call(http, "processes", name).json()["text"].split()
+        hang = "no answer within 0.5 s; ask for less, or raise --mcp-timeout"
+        for name, tool, told, problem in (
+            ("dying", "die", "Connection closed", "Connection closed"),
+            ("own", "hang", hang, "it took too long"),
+        ):
+            failed = {"is_error": True, "text": f"The call failed: {told}", "images": []}
+            assert call(http, tool, name).json() == failed
+            wait_until(lambda name=name: state(http, name)["tools"] == [], 10)
+            assert state(http, name)["problem"] == f"it does not answer: {problem}"
+            refusal = call(http, "echo", name)
+            assert refusal.status_code == 503
+            assert f"{name!r} of tools is away: it does not" in refusal.json()["error"]["message"]
+        for name in ("own", "dying"):
+            answers(http, name)
+        wait_until(lambda: not any(is_running(int(each)) for each in before))
 
 
 def test_a_program_that_is_not_there_is_told_and_costs_no_other_server(http):
@@ -126,7 +132,7 @@ def test_a_program_that_is_not_there_is_told_and_costs_no_other_server(http):
 
 def test_an_unknown_server_or_tool_is_refused_with_those_that_are_there(http):
     for tool, server, told in (
-        ("echo", "other", "there is no server 'other' of tools; there is own, dying, bad"),
+        ("echo", "other", "there is no server 'other' of tools; there is own, bad"),
         ("nothing", "own", "'own' has no tool 'nothing'; it has echo, add-tool"),
     ):
         refusal = call(http, tool, server)
@@ -149,18 +155,12 @@ def test_only_the_page_itself_may_run_tools_without_a_key(http):
 
 def test_a_named_origin_or_a_key_may_run_tools_and_nobody_else():
     page = {"origin": "https://chat.example"}
-    with (
-        serving("ipc:///nowhere", cors_origin=("https://chat.example",)) as url,
-        httpx.Client(base_url=url) as http,
-    ):
+    with client(cors_origin=("https://chat.example",)) as http:
         assert http.get("/v1/mcp/servers").json() == {"servers": []}
         refusal = call(http, "echo", headers=page)
         assert refusal.status_code == 404
         assert "there is none; name it with --mcp" in refusal.json()["error"]["message"]
-    with (
-        serving("ipc:///nowhere", api_key=("secret",)) as url,
-        httpx.Client(base_url=url) as http,
-    ):
+    with client(api_key=("secret",)) as http:
         assert call(http, "echo").status_code == 401
         assert http.get("/v1/mcp/servers").status_code == 401
         key = {"authorization": "Bearer secret"}
@@ -229,10 +229,7 @@ def test_a_server_at_a_url_gets_its_token_and_its_changes_are_followed(monkeypat
     with listening(settings) as (at, sockets):
         thread = threading.Thread(target=lambda: asyncio.run(server.serve(sockets)), daemon=True)
         thread.start()
-        with (
-            serving("ipc:///nowhere", mcp=(f"over-http={at}/mcp",)) as url,
-            httpx.Client(base_url=url, timeout=20) as http,
-        ):
+        with client(f"over-http={at}/mcp") as http:
             answers(http, "over-http")
             assert call(http, "add", "over-http", a=1, b=2).json()["text"] == "3"
             result = call(http, "add", "over-http", a="x").json()
