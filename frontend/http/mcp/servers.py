@@ -32,7 +32,7 @@ class ToolServer:
     """
 
     def __init__(self, option: ToolServerOption, timeout_s: float) -> None:
-        self.name = option.name
+        self.name, self.url = option.name, option.url
         self.tools: Mapping[str, Tool] = {}
         """The tools by the names that models call them by."""
         self.problem: str | None = "it starts"

@@ -1,19 +1,22 @@
 """Makes the events of a response of the engine's outputs."""
 
+import contextlib
+import itertools
 from collections import deque
-from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, Mapping, Sequence
 
 import msgspec
 
 from frontend.async_llm import AsyncLLM
-from frontend.http.answer_parts import AnswerFormat
+from frontend.http.answer_parts import AnswerFormat, AnswerParser
 from frontend.http.generation.answers import TokenCounts, finish_reason, token_logprobs
 from frontend.http.responses import bodies
+from frontend.http.responses.server_tools import ServerTools
+from frontend.http.responses.truncation import Outputs
 from frontend.http.responses.writer import ResponseWriter
 from frontend.logprobs import Logprob
-from frontend.outputs import RequestOutput
+from frontend.outputs import CompletionOutput
 
-Outputs = AsyncGenerator[RequestOutput, None]
 Events = AsyncGenerator[bodies.ResponseEvent, None]
 Keep = Callable[[], Awaitable[None]]
 
@@ -24,6 +27,7 @@ class Answering:
     Args:
         streams: arguments of calls are passed on as they come.
         num_top: with log-probabilities, so many of the likeliest tokens; None: without.
+        server_tools: those of the request that this server runs.
     """
 
     def __init__(
@@ -34,8 +38,10 @@ class Answering:
         *,
         streams: bool,
         num_top: int | None,
+        server_tools: ServerTools,
     ) -> None:
         self._parts = parts
+        self._server_tools = server_tools
         self.writer = writer
         self._streams = streams
         self._logprobs = None if num_top is None else TextLogprobs(llm, num_top)
@@ -47,27 +53,44 @@ class Answering:
             keep: called before the last of them.
         """
         counts = TokenCounts()
-        parser = None
         num_reasoning_tokens = 0
-        async for output in outputs:
-            counts.count(0, output)
-            (part,) = output.outputs
-            reason = finish_reason(part)
-            parser = parser or self._parts.parser(output.prompt, streams_arguments=self._streams)
+        for each in self._server_tools.begin(self.writer):
+            yield each
+        for number in itertools.count():
+            parser, reason = None, None
+            async with contextlib.aclosing(outputs):
+                async for output in outputs:
+                    counts.count(number, output)
+                    (part,) = output.outputs
+                    reason = finish_reason(part)
+                    parser = parser or self._parts.parser(
+                        output.prompt, streams_arguments=self._streams
+                    )
+                    for each in self._written(parser, part):
+                        yield each
+                    num_reasoning_tokens += len(part.token_ids) if parser.is_reasoning else 0
+            if reason != "stop":
+                break
+            async for each in self._server_tools.run(self.writer):
+                yield each
+            if (following := await self._server_tools.next(self.writer)) is None:
+                break
+            self._parts, outputs = following
+        for each in self.writer.end(reason, _usage(counts, num_reasoning_tokens)):
+            if each.response is not msgspec.UNSET and keep is not None:
+                await keep()
+            yield each
+
+    def _written(
+        self, parser: AnswerParser, part: CompletionOutput
+    ) -> Iterator[bodies.ResponseEvent]:
+        if self._logprobs is not None:
+            self._logprobs.add(part.token_ids, part.logprobs or ())
+        for piece in parser.feed(part.text, at_end=part.finished()):
+            found = None
             if self._logprobs is not None:
-                self._logprobs.add(part.token_ids, part.logprobs or ())
-            for piece in parser.feed(part.text, at_end=part.finished()):
-                found = None
-                if self._logprobs is not None:
-                    found = self._logprobs.take(piece if isinstance(piece, str) else None)
-                for each in self.writer.add(piece, found):
-                    yield each
-            num_reasoning_tokens += len(part.token_ids) if parser.is_reasoning else 0
-            if reason is not None:
-                for each in self.writer.end(reason, _usage(counts, num_reasoning_tokens)):
-                    if each.response is not msgspec.UNSET and keep is not None:
-                        await keep()
-                    yield each
+                found = self._logprobs.take(piece if isinstance(piece, str) else None)
+            yield from self.writer.add(piece, found)
 
     async def begun_events(self, outputs: Outputs, keep: Keep | None = None) -> Events:
         """All of them."""

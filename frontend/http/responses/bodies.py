@@ -46,6 +46,10 @@ class InputItem(msgspec.Struct, kw_only=True, omit_defaults=True):
     encrypted_content: str | None = None
     tools: list[dict[str, Any]] | None = None
     server_label: str | None = None
+    approval_request_id: str | None = None
+    approve: bool | None = None
+    reason: str | None = None
+    error: str | dict[str, Any] | None = None
 
 
 class TextFormat(msgspec.Struct, forbid_unknown_fields=True, kw_only=True, omit_defaults=True):
@@ -118,8 +122,8 @@ class ResponsesRequest(msgspec.Struct, forbid_unknown_fields=True, kw_only=True)
     temperature: Annotated[float, Meta(ge=0, le=2)] | None = None
     top_p: Annotated[float, Meta(ge=0, le=1)] | None = None
     tools: list[dict[str, Any]] | None = None
-    """By type: function, custom, namespace, local_shell, shell, apply_patch, tool_search; others
-    are run by nobody here."""
+    """By type: function, custom, namespace, local_shell, shell, apply_patch, tool_search, and mcp
+    of servers that --mcp names; others are run by nobody here."""
     tool_choice: Literal["none", "auto", "required"] | dict[str, Any] | None = None
     parallel_tool_calls: bool | None = None
     reasoning: ReasoningOptions | None = None
@@ -223,6 +227,35 @@ class ToolSearchCallItem(CallItem, tag="tool_search_call", kw_only=True):
     arguments: dict[str, Any]
 
 
+class McpCallItem(msgspec.Struct, tag_field="type", tag="mcp_call", kw_only=True):
+    """A call that this server runs, with its result or what went wrong."""
+
+    id: str
+    status: Literal["in_progress", "completed", "incomplete", "failed"]
+    server_label: str
+    name: str
+    arguments: str
+    approval_request_id: str | None = None
+    output: str | None = None
+    error: dict[str, Any] | None = None
+
+
+class McpApprovalItem(msgspec.Struct, tag_field="type", tag="mcp_approval_request", kw_only=True):
+    """A call that is run when an item `mcp_approval_response` names this one's id."""
+
+    id: str
+    server_label: str
+    name: str
+    arguments: str
+
+
+class McpListToolsItem(msgspec.Struct, tag_field="type", tag="mcp_list_tools", kw_only=True):
+    id: str
+    server_label: str
+    tools: list[dict[str, Any]]
+    error: str | None = None
+
+
 OutputItem = (
     MessageItem
     | ReasoningItem
@@ -232,6 +265,9 @@ OutputItem = (
     | ShellCallItem
     | ApplyPatchCallItem
     | ToolSearchCallItem
+    | McpCallItem
+    | McpApprovalItem
+    | McpListToolsItem
 )
 
 

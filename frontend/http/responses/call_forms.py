@@ -9,7 +9,10 @@ from msgspec import UNSET, UnsetType
 from frontend.http.responses import bodies
 from frontend.http.tools.calls import load_json
 
-ToolKind = Literal["function", "custom", "local_shell", "shell", "apply_patch", "tool_search"]
+ToolKind = Literal[
+    "function", "custom", "local_shell", "shell", "apply_patch", "tool_search",
+    "mcp", "mcp_approval",
+]  # fmt: skip
 
 _PREFIXES: dict[ToolKind, str] = {
     "function": "fc",
@@ -18,6 +21,13 @@ _PREFIXES: dict[ToolKind, str] = {
     "shell": "sh",
     "apply_patch": "apc",
     "tool_search": "tsc",
+    "mcp": "mcp",
+    "mcp_approval": "mcpr",
+}
+_EVENTS: dict[ToolKind, str] = {
+    "function": "function_call_arguments",
+    "custom": "custom_tool_call_input",
+    "mcp": "mcp_call_arguments",
 }
 _INPUT_BEGIN = re.compile(r'\s*\{\s*"input"\s*:\s*"')
 _WHOLE_PART = re.compile(r'[^"\\]*(?:\\(?:[^u]|u[0-9a-fA-F]{4})[^"\\]*)*')
@@ -52,9 +62,7 @@ class CallForm:
     @property
     def event(self) -> str | None:
         """The events that pass on what stands in the call; None: it comes whole."""
-        return {"function": "function_call_arguments", "custom": "custom_tool_call_input"}.get(
-            self.kind
-        )
+        return _EVENTS.get(self.kind)
 
     def item(
         self, item_id: str, status: bodies.ItemStatus, call_id: str, text: str
@@ -65,6 +73,7 @@ class CallForm:
         """
         same: dict[str, Any] = {"id": item_id, "status": status, "call_id": call_id}
         named: dict[str, Any] = {"name": self.name, "namespace": self.namespace}
+        served: dict[str, Any] = {"id": item_id, "name": self.name, "server_label": self.namespace}
         match self.kind:
             case "function":
                 return bodies.FunctionCallItem(**same, **named, arguments=text)
@@ -79,6 +88,10 @@ class CallForm:
                 return bodies.ApplyPatchCallItem(**same, operation=_object(text))
             case "tool_search":
                 return bodies.ToolSearchCallItem(**same, arguments=_object(text))
+            case "mcp":
+                return bodies.McpCallItem(**served, status=status, arguments=text)
+            case "mcp_approval":
+                return bodies.McpApprovalItem(**served, arguments=text)
 
 
 def _object(text: str) -> dict[str, Any]:

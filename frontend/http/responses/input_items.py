@@ -31,7 +31,6 @@ _RESULTS = (
 )  # fmt: skip
 _PASSED_OVER = (
     "web_search_call", "file_search_call", "code_interpreter_call", "image_generation_call",
-    "mcp_list_tools", "mcp_approval_request", "mcp_approval_response",
 )  # fmt: skip
 
 
@@ -91,8 +90,11 @@ def conversation_of(
                 _add_result(messages, where, item, _texts(f"{where}.output", given))
             case kind if kind in _PASSED_OVER:
                 pass_over(f"{where}.type", kind)
-            case "additional_tools":
+            case "additional_tools" | "mcp_list_tools" | "mcp_approval_request":
                 pass
+            case "mcp_approval_response":
+                if not _given(f"{where}.approve", item.approve):
+                    _add_refused(messages, where, item, items)
             case _:
                 if not messages or messages[-1].role != "assistant":
                     messages.append(ChatMessage(role="assistant", reasoning=reasoning))
@@ -100,8 +102,12 @@ def conversation_of(
                 calls = messages[-1].tool_calls or []
                 calls.append(_call(where, item))
                 messages[-1].tool_calls = calls
-                if item.type == "mcp_call" and item.output is not None:
-                    _add_result(messages, where, item, _texts(f"{where}.output", item.output))
+                if item.type == "mcp_call":
+                    result = item.output
+                    if result is None and item.error is not None:
+                        result = msgspec.json.encode(item.error).decode()
+                    result = "This call was not run." if result is None else result
+                    _add_result(messages, where, item, _texts(f"{where}.output", result))
     return messages
 
 
@@ -116,7 +122,7 @@ def _call(where: str, item: InputItem) -> AssistantToolCall:
             action = {key: value for key, value in action.items() if value is not None}
         arguments = action
     else:
-        group = item.server_label if item.type == "mcp_call" else item.namespace
+        group = item.server_label or item.namespace
         name = visible_name(group, _given(f"{where}.name", item.name))
         if item.type == "custom_tool_call":
             arguments = {"input": _given(f"{where}.input", item.input)}
@@ -128,7 +134,11 @@ def _call(where: str, item: InputItem) -> AssistantToolCall:
 
 def _call_id(where: str, item: InputItem) -> str:
     """The API calls it `id` where it has one name for the call and the item."""
-    has_one = item.type in ("local_shell_call_output", "mcp_call") or item.type.startswith("tool_s")
+    has_one = item.type in (
+        "local_shell_call_output",
+        "mcp_call",
+        "mcp_approval_request",
+    ) or item.type.startswith("tool_s")
     found = item.call_id or (item.id if has_one else None)
     return str(_given(f"{where}.call_id", found))
 
@@ -138,6 +148,19 @@ def _add_result(
 ) -> None:
     call_id = _call_id(where, item)
     messages.append(ChatMessage(role="tool", tool_call_id=call_id, content=content))
+
+
+def _add_refused(
+    messages: list[ChatMessage], where: str, item: InputItem, items: Sequence[InputItem]
+) -> None:
+    """The call that the client does not approve of, as the model made it."""
+    asked = (each for each in items if each.id == item.approval_request_id)
+    if (request := next(asked, None)) is None:
+        what = f"{where}.approval_request_id is {item.approval_request_id!r:.100}, no request here"
+        raise ApiError(400, what, param=f"{where}.approval_request_id")
+    messages.append(ChatMessage(role="assistant", tool_calls=[_call(where, request)]))
+    text = f"The user refused this call. {item.reason or ''}".strip()
+    _add_result(messages, where, request, text)
 
 
 def _reasoning(where: str, item: InputItem) -> str:

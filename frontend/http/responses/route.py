@@ -3,7 +3,7 @@
 import secrets
 import time
 from collections.abc import AsyncGenerator
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
 from starlette.requests import Request
@@ -11,6 +11,7 @@ from starlette.responses import Response
 
 from frontend.async_llm import AsyncLLM
 from frontend.errors import PromptTooLong
+from frontend.http.answer_parts import AnswerFormat
 from frontend.http.api_errors import ApiError, not_supported
 from frontend.http.event_stream import EventStream, event, streamed, whole
 from frontend.http.exchange import exchange_of
@@ -21,16 +22,19 @@ from frontend.http.generation.requests import (
     JsonSchemaFormat,
     ResponseFormat,
 )
+from frontend.http.mcp.routes import check_origin
+from frontend.http.mcp.servers import tool_servers
 from frontend.http.operations import operation
 from frontend.http.responses import bodies
-from frontend.http.responses.answering import Answering, Events, Keep, Outputs
+from frontend.http.responses.answering import Answering, Events, Keep
 from frontend.http.responses.background import BackgroundRun, failed_event
 from frontend.http.responses.input_items import conversation_of, with_one_system_message
 from frontend.http.responses.reasoning import reasoning_of, without_old_reasoning
+from frontend.http.responses.server_tools import ServerTools
 from frontend.http.responses.store import StoredResponse
 from frontend.http.responses.stored import owner_of, runs_of, store_of, stored_response
 from frontend.http.responses.tools import OfferedTools
-from frontend.http.responses.truncation import fitted
+from frontend.http.responses.truncation import Outputs, fitted
 from frontend.http.responses.writer import ResponseWriter, item_id
 from frontend.http.served_models import served_models
 from frontend.http.settings import ServerSettings
@@ -55,7 +59,7 @@ async def create_response(request: Request, asked: bodies.ResponsesRequest) -> R
     _check(request, asked)
     items, num_before = await _conversation(request, asked)
     settings: ServerSettings = request.app.state.settings
-    tools = OfferedTools(refuses=settings.unknown_tools == "refuse")
+    tools = OfferedTools(settings.unknown_tools == "refuse", servers=tool_servers(request))
     messages = conversation_of(items, tools.pass_over)
     llm = await served_models(request).get(asked.model)
     tools.add_all(asked.tools or ())
@@ -63,16 +67,31 @@ async def create_response(request: Request, asked: bodies.ResponsesRequest) -> R
         if item.type in ("additional_tools", "tool_search_output"):
             tools.add_all(item.tools or (), f"input[{number}].tools")
     reasoning, level, variables = reasoning_of(llm, asked, has_tools=bool(tools.functions))
-    chat = _chat_request(asked, messages, tools)
-    chat.reasoning_effort, chat.chat_template_kwargs = level, variables or None
-    check_chat(chat)
-    parts = chat_format(
-        request, llm, chat, tool_field=tools.fields, format_field="text.format.schema"
-    )
     exchange = exchange_of(request)
-    outputs = await generate_chat(llm, chat, parts, exchange)
-    if asked.truncation == "auto":
-        outputs = fitted(outputs, chat, lambda chat: generate_chat(llm, chat, parts, exchange))
+
+    async def generate(
+        messages: list[ChatMessage], choice: Literal["auto", "none"] | None = None
+    ) -> tuple[AnswerFormat, Outputs]:
+        chat = _chat_request(asked, messages, tools)
+        chat.reasoning_effort, chat.chat_template_kwargs = level, variables or None
+        if choice is not None:
+            chat.tool_choice = choice
+        check_chat(chat)
+        parts = chat_format(
+            request, llm, chat, tool_field=tools.fields, format_field="text.format.schema"
+        )
+        outputs = await generate_chat(llm, chat, parts, exchange)
+        if asked.truncation == "auto":
+            outputs = fitted(outputs, chat, lambda chat: generate_chat(llm, chat, parts, exchange))
+        return parts, outputs
+
+    if tools.asked_servers:
+        check_origin(request)
+    parts, outputs = await generate(messages)
+    server_tools = ServerTools(tools.asked_servers, items, asked.max_tool_calls, generate)
+    if await server_tools.run_approved(num_before):
+        await outputs.aclose()
+        parts, outputs = await server_tools.generate()
     response = _response_object(asked, exchange.model, llm, reasoning)
     for number, item in enumerate(items[num_before:], num_before):
         item.id = item.id or item_id("msg", response.id, number)
@@ -84,7 +103,14 @@ async def create_response(request: Request, asked: bodies.ResponsesRequest) -> R
         seals_reasoning="reasoning.encrypted_content" in include,
     )
     num_top = (asked.top_logprobs or 0) if _LOGPROBS in include else None
-    answering = Answering(llm, parts, writer, streams=bool(asked.stream), num_top=num_top)
+    answering = Answering(
+        llm,
+        parts,
+        writer,
+        streams=bool(asked.stream),
+        num_top=num_top,
+        server_tools=server_tools,
+    )
 
     async def keep(events: list[bytes] | None = None) -> None:
         if asked.store is not False:

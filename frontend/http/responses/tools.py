@@ -2,7 +2,7 @@
 kind than a function is its client; what nobody here runs is passed over, or refused."""
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any, Literal, TypeVar
@@ -12,8 +12,10 @@ import msgspec
 from frontend.http.api_errors import ApiError, not_supported
 from frontend.http.decoding import refusal
 from frontend.http.generation.requests import FunctionDefinition, Tool
+from frontend.http.mcp.servers import ToolServer
 from frontend.http.responses.call_forms import CallForm, ToolKind, visible_name
 from frontend.http.responses.lark import regex_of_lark
+from frontend.http.responses.server_tools import LabelledServer, McpTool, labelled_server
 
 T = TypeVar("T")
 
@@ -120,9 +122,13 @@ class OfferedTools:
     """
     Args:
         refuses: whether a tool that nobody here runs is an error.
+        servers: of tools, that the operator named.
     """
 
     refuses: bool = False
+    servers: Mapping[str, ToolServer] = field(default_factory=dict)
+    asked_servers: dict[str, LabelledServer] = field(default_factory=dict)
+    """Servers whose tools are offered, by the request's labels."""
     functions: list[Tool] = field(default_factory=list)
     """The tools that the model sees."""
     forms: dict[str, CallForm] = field(default_factory=dict)
@@ -172,8 +178,22 @@ class OfferedTools:
                 definition.description = own_tool.description or definition.description
                 definition.parameters = own_tool.parameters or definition.parameters
                 self._offer(definition, CallForm(kind, kind), where)
+            case "mcp" if self.servers:
+                self._add_server(_converted(tool, McpTool, where), where)
             case other:
                 self.pass_over(f"{where}.type", other)
+
+    def _add_server(self, asked: McpTool, where: str) -> None:
+        found = labelled_server(asked, where, self.servers)
+        if self.asked_servers.setdefault(found.label, found) is not found:
+            what = f"{where}.server_label: there are two of {found.label!r:.100}; rename one"
+            raise ApiError(400, what, param=f"{where}.server_label")
+        for each in found.tools:
+            definition = FunctionDefinition(
+                name=each.tool, description=each.description, parameters=each.parameters
+            )
+            kind: ToolKind = "mcp_approval" if found.asks_for(each.tool) else "mcp"
+            self._offer(definition, CallForm(each.tool, kind, found.label), where)
 
     def pass_over(self, where: str, kind: object) -> None:
         """A tool, or a call of one, that means nothing to a model here.
@@ -242,9 +262,9 @@ class OfferedTools:
         found = (
             visible
             for visible, form in self.forms.items()
-            if form.kind == kind
+            if form.kind.removesuffix("_approval") == kind
             and form.name == name
-            and asked.get("namespace") in (None, form.namespace)
+            and asked.get("server_label", asked.get("namespace")) in (None, form.namespace)
         )
         return next(found, None)
 

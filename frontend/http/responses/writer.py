@@ -76,6 +76,8 @@ class ResponseWriter:
                 self._input = InputText()
                 if self._form.event is not None:
                     yield self._item_event("output_item.added", self._call(part, "in_progress"))
+                if self._form.kind == "mcp":
+                    yield self._event("mcp_call.in_progress", self._place())
                 yield from self._add_arguments(part.arguments)
             case ArgumentsDelta(text):
                 yield from self._add_arguments(text)
@@ -99,6 +101,29 @@ class ResponseWriter:
             self.response.incomplete_details = bodies.IncompleteDetails(reason)
         self.response.usage = usage
         yield self._event(self.response.status, self._snapshot())
+
+    def close(self) -> Iterator[bodies.ResponseEvent]:
+        """The last item is complete, and the answer goes on."""
+        yield from self._close("completed")
+
+    def add_whole(self, item: bodies.OutputItem, *kinds: str) -> Iterator[bodies.ResponseEvent]:
+        """An item that is complete when it comes, with events between its begin and its end."""
+        self._item_id = item.id
+        yield self._item_event("output_item.added", item)
+        for kind in kinds:
+            yield self._event(kind, self._place())
+        yield self._item_event("output_item.done", item)
+        self.response.output.append(item)
+
+    def end_call(self, index: int, call: bodies.McpCallItem) -> Iterator[bodies.ResponseEvent]:
+        """A call, the item of a number, that was run."""
+        yield self._event(f"mcp_call.{call.status}", {"item_id": call.id, "output_index": index})
+        yield self._event("output_item.done", {"output_index": index, "item": call})
+
+    def next_id(self, prefix: str) -> str:
+        """The id of the next item, which says whose it is: see `ResponseStore.item`."""
+        number = self._first_number + len(self.response.output)
+        return item_id(prefix, self.response.id, number)
 
     def fail(self, code: str, message: str) -> bodies.ResponseEvent:
         self.response.status = "failed"
@@ -128,10 +153,8 @@ class ResponseWriter:
         return {"item_id": self._item_id, "output_index": len(self.response.output)}
 
     def _begin(self, what: TextKind | ToolCall, prefix: str) -> None:
-        """The item's id says whose it is: see `ResponseStore.item`."""
-        number = self._first_number + len(self.response.output)
         self._open = what
-        self._item_id = item_id(prefix, self.response.id, number)
+        self._item_id = self.next_id(prefix)
         self._pieces.clear()
         self._logprobs = []
 
@@ -178,9 +201,9 @@ class ResponseWriter:
                 yield self._item_event("output_item.added", item)
             else:
                 text = "".join(self._pieces)
-                told = {"input": text}
+                told = {"input" if self._form.kind == "custom" else "arguments": text}
                 if self._form.kind == "function":
-                    told = {"name": kind.name, "arguments": text}
+                    told["name"] = kind.name
                 yield self._event(f"{self._form.event}.done", {**self._place(), **told})
         else:
             text = "".join(self._pieces)
@@ -189,7 +212,10 @@ class ResponseWriter:
                 kind, f"{_PARTS[kind]}.done", part=_text_part(kind, text, self._logprobs)
             )
             item = self._text_item(kind, status, is_empty=False)
-        yield self._item_event("output_item.done", item)
+        if isinstance(item, bodies.McpCallItem) and status == "completed":
+            item.status = "in_progress"  # until it was run: `end_call`
+        else:
+            yield self._item_event("output_item.done", item)
         self.response.output.append(item)
 
     def _add_arguments(self, text: str) -> Iterator[bodies.ResponseEvent]:
