@@ -89,9 +89,13 @@ def make_app(
     Args:
         served: closed when the application stops.
         keys: None: everybody is answered.
+
+    Raises:
+        InvalidInput: the folder of files cannot be used.
     """
+    files_kept = FileStore(settings.files_dir, settings.max_files_size)
     endpoint = settings.otlp_traces_endpoint
-    stored = ResponseStore(folder=settings.responses_dir)
+    responses_kept = ResponseStore(folder=settings.responses_dir)
     traces = None if endpoint is None else Traces(endpoint)
     door = Middleware(
         Door,
@@ -116,9 +120,9 @@ def make_app(
         served.media_sources = settings.media_sources
         app.state.models = served
         app.state.settings = settings
-        app.state.responses = stored
+        app.state.responses = responses_kept
         app.state.background_responses = BackgroundRuns()
-        app.state.files = FileStore(settings.files_dir, settings.max_files_size)
+        app.state.files = files_kept
         app.state.jobs = Jobs(app.state.files, batches.answerers(app))
         if settings.files_dir is not None:
             app.state.jobs.resume()
@@ -128,7 +132,7 @@ def make_app(
             yield
         await app.state.jobs.close()
         await app.state.background_responses.close()
-        stored.close()
+        responses_kept.close()
         app.state.files.close()
         await served.close()
         if traces is not None:
