@@ -87,6 +87,7 @@ class ChatCompletion(msgspec.Struct, frozen=True, kw_only=True):
     usage: Usage
     prompt_logprobs: PromptLogprobList | UnsetType = UNSET
     prompt_token_ids: list[int] | UnsetType = UNSET
+    prompt_text: str | UnsetType | None = UNSET
 
 
 class Delta(msgspec.Struct, frozen=True, kw_only=True):
@@ -113,6 +114,7 @@ class ChatCompletionChunk(msgspec.Struct, frozen=True, kw_only=True):
     choices: list[ChatChunkChoice]
     usage: Usage | UnsetType | None = UNSET
     prompt_token_ids: list[int] | UnsetType = UNSET
+    prompt_text: str | UnsetType | None = UNSET
 
 
 class CompletionLogprobs(msgspec.Struct, frozen=True):

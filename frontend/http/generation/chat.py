@@ -104,7 +104,9 @@ async def generate_chat(
         **options,
         cache_salt=asked.cache_salt,
         **exchange.generates_as(
-            asked.user or asked.safety_identifier, asked.priority, asked.prompt_cache_key
+            asked.user or asked.safety_identifier,
+            asked.priority,
+            asked.prompt_cache_key or asked.session_id,
         ),
     )
 

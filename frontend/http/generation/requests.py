@@ -91,6 +91,8 @@ class GenerationRequest(msgspec.Struct, forbid_unknown_fields=True, kw_only=True
     """OpenAI's newer name of `user`."""
     prompt_cache_key: str | None = None
     """Its session, where several engines serve the model; every prompt is cached."""
+    session_id: Annotated[str, Meta(min_length=1, max_length=256)] | None = None
+    """vLLM's name of `prompt_cache_key`."""
     priority: int | None = None
     """Smaller is more urgent."""
     cache_salt: str | None = None
@@ -122,6 +124,8 @@ class GenerationRequest(msgspec.Struct, forbid_unknown_fields=True, kw_only=True
     """`extra_args` for the engine's logits processors."""
     use_beam_search: Literal[False] | None = None
     length_penalty: Annotated[float, Meta(ge=1, le=1)] | None = None
+    truncation_side: Literal["left"] | None = None
+    watermarking: Literal[False] | None = None
     spaces_between_special_tokens: Literal[True] | None = None
     return_tokens_as_token_ids: bool | None = None
     """Name tokens `token_id:N` among log-probabilities."""
@@ -213,3 +217,5 @@ class ChatCompletionRequest(GenerationRequest, forbid_unknown_fields=True, kw_on
     """The effort to reason, for templates that read it."""
     modalities: Annotated[list[Literal["text"]], Meta(min_length=1)] | None = None
     verbosity: Literal["medium"] | None = None
+    return_prompt_text: bool | None = None
+    """The text that the template made, as `prompt_text` of the answer."""

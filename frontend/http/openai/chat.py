@@ -126,7 +126,12 @@ def _echoed(asked: ChatCompletionRequest) -> str:
 
 
 def _prompt(asked: ChatCompletionRequest, output: RequestOutput) -> dict[str, Any]:
-    return {"prompt_token_ids": output.prompt_token_ids} if asked.return_token_ids else {}
+    fields: dict[str, Any] = {}
+    if asked.return_token_ids:
+        fields["prompt_token_ids"] = output.prompt_token_ids
+    if asked.return_prompt_text:
+        fields["prompt_text"] = output.prompt
+    return fields
 
 
 def _whole_call(call: ToolCall) -> AnswerToolCall:
@@ -203,7 +208,10 @@ async def _events(
     llm: AsyncLLM,
 ) -> AsyncGenerator[bytes, None]:
     are_texts_only = parts.is_plain and not (
-        asked.logprobs or asked.return_token_ids or answer.counts_in_events
+        asked.logprobs
+        or asked.return_token_ids
+        or asked.return_prompt_text
+        or answer.counts_in_events
     )
     texts: dict[int, TextEvents] = {}
     parsers: dict[int, AnswerParser] = {}

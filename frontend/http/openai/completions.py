@@ -171,7 +171,9 @@ def _generate(
             params,
             cache_salt=asked.cache_salt,
             **exchange.generates_as(
-                asked.user or asked.safety_identifier, asked.priority, asked.prompt_cache_key
+                asked.user or asked.safety_identifier,
+                asked.priority,
+                asked.prompt_cache_key or asked.session_id,
             ),
         )
         for prompt in prompts

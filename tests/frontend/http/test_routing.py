@@ -13,6 +13,7 @@ COMPLETIONS = ("/v1/completions", {"prompt": "Hello"})
 WAYS = {
     "header": (*COMPLETIONS, {}),
     "cache key": (*COMPLETIONS, {"prompt_cache_key": "KEY"}),
+    "vLLM's session": (*COMPLETIONS, {"session_id": "KEY"}),
     "user of a chat": ("/v1/chat/completions", {"messages": CHAT}, {"user": "KEY"}),
     "safety identifier": ("/v1/chat/completions", {"messages": CHAT}, {"safety_identifier": "KEY"}),
     "cache key of a response": ("/v1/responses", {"input": "Hello"}, {"prompt_cache_key": "KEY"}),

@@ -133,6 +133,14 @@ def test_what_tokens_cannot_be_asked_with_is_refused_by_name(http_of_refusals, b
 
 
 @pytest.mark.parametrize("stream", [False, True])
+def test_the_text_of_the_prompt_comes_once(http, stream):
+    asked = {"messages": HELLO, "max_tokens": 3, "return_prompt_text": True, "stream": stream}
+    response = http.post("/v1/chat/completions", json=asked | {"truncation_side": "left"})
+    bodies = events_of(response) if stream else [response.json()]
+    assert [each["prompt_text"] for each in bodies if "prompt_text" in each] == ["user:Hi;"]
+
+
+@pytest.mark.parametrize("stream", [False, True])
 def test_a_message_that_is_continued_can_be_echoed(http, stream):
     begun = {"role": "assistant", "content": "Well"}
     fields = {"messages": [*HELLO, begun], "continue_final_message": True, "temperature": 0}
