@@ -38,6 +38,13 @@ REASONING_FORMATS: dict[str, ReasoningFormat | None] = {
         shown=("<|channel|>analysis",),
         is_harmony=True,
     ),
+    "muse_glimmer": ReasoningFormat(
+        " to=self<|message|>",
+        "<|eom|><|start|>assistant to=user<|message|>",
+        shows_special_tokens=True,
+        shown=("to=self<|message|>", "<|eom|>"),
+        is_harmony=True,
+    ),
     "mistral": ReasoningFormat("[THINK]", "[/THINK]", shows_special_tokens=True),
     "gemma4": ReasoningFormat("<|channel>thought", "<channel|>", shows_special_tokens=True),
     "kimi_k3": ReasoningFormat(

@@ -126,7 +126,7 @@ def answer_format(
     must_be = constrained
     if settings.enable_in_reasoning and (constrained is not None or must_call):
         reasoning = None  # it is no part of the grammar
-    is_harmony = reasoning is not None and reasoning.is_harmony
+    is_harmony = reasoning is not None and reasoning is REASONING_FORMATS["openai_gptoss"]
     if tools:
         calls = settings.tool_call_parser or format_of_template(template)
         if "tools" not in template:

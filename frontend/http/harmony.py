@@ -1,5 +1,5 @@
-"""Harmony, the messages that gpt-oss writes (github.com/openai/harmony), parted into reasoning and
-content.
+"""Harmony, the messages that gpt-oss writes (github.com/openai/harmony), and Muse Glimmer's, which
+have no channels, parted into reasoning and content.
 
     <|channel|>analysis<|message|>...<|end|>                             reasoning
     <|start|>assistant<|channel|>final<|message|>...<|return|>           content
@@ -7,6 +7,8 @@ content.
                                                                          a call
     <|start|>assistant<|channel|>analysis to=python<|message|>...<|call|>    reasoning: a tool that
                                                                          nobody offered
+
+    <|start|>assistant to=self<|message|>...<|eom|>                      reasoning (Muse Glimmer)
 
 A prompt has begun the first message: `<|start|>assistant`."""
 
@@ -21,7 +23,10 @@ _CHANNEL = re.compile(r"<\|channel\|>\s*(\w+)")
 _RECIPIENT = re.compile(r"\bto=(functions\.)?([\w.-]{1,128})")
 _PEOPLE = ("user", "assistant", "all")
 _ANY_START = ("<|start|>", "<|channel|>", "to=")
-_ENDS = re.compile(r"<\|(?:end|call|return|start|channel)\|>")
+_MARKERS = tuple(
+    f"<|{name}|>" for name in ("end", "call", "return", "start", "channel", "eom", "eot")
+)
+_ENDS = re.compile("|".join(map(re.escape, _MARKERS)))
 _LONGEST_MARKER = len("<|channel|>")
 _MAX_HEADER_CHARS = 512
 
@@ -72,11 +77,13 @@ class HarmonyStream:
         recipient = _RECIPIENT.search(header)
         name = "" if recipient is None or recipient[2] in _PEOPLE else recipient[2]
         self._end, self._arguments = "", None
-        if recipient is not None and (recipient[1] or name in self._tools):
+        channels = _CHANNEL.findall(header)
+        if recipient is not None and (recipient[1] or (channels and name in self._tools)):
             found[1] += f"{_CALL_START}{name}{_MESSAGE}"
             self._end, self.is_reasoning, self._arguments = _CALL_END, False, ArgumentsText()
         else:
-            self.is_reasoning = bool(name) or _CHANNEL.findall(header)[-1:] == ["analysis"]
+            is_inner = channels[-1:] == ["analysis"] or (bool(channels) and bool(name))
+            self.is_reasoning = is_inner or name == "self"
         self._held, self._in_header, self._is_start = rest, False, False
         return True
 
@@ -105,8 +112,5 @@ class HarmonyStream:
     def _certain(self) -> int:
         """How much of what is held is no beginning of a marker."""
         start = self._held.rfind("<", -_LONGEST_MARKER)
-        is_open = start >= 0 and any(
-            each.startswith(self._held[start:])
-            for each in ("<|end|>", "<|call|>", "<|return|>", "<|start|>", "<|channel|>")
-        )
+        is_open = start >= 0 and any(each.startswith(self._held[start:]) for each in _MARKERS)
         return start if is_open else len(self._held)

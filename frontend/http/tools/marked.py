@@ -93,7 +93,7 @@ class MarkedFormat:
         return ArgumentsText()
 
     def _tagged(self, name: str, closing: str) -> TaggedArguments:
-        return TaggedArguments(self._syntax.parameter, closing, self._schemas.get(name))
+        return TaggedArguments(self._syntax, closing, self._schemas.get(name))
 
     def find(self, text: str, before: str) -> int:
         if not self._markers:

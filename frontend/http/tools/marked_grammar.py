@@ -57,7 +57,7 @@ def _body(
         if where == "arguments":
             filled[where] = rules.json(tool.parameters, tool.field, is_object=True)
         elif where == "parameters":
-            filled[where] = tagged_parameters(rules, syntax.parameter, tool)
+            filled[where] = tagged_parameters(rules, syntax, tool)
         else:
             filled[where] = braced(rules, syntax.quote, tool)
         calls.append(_spelled(rules, fields, filled))

@@ -21,6 +21,7 @@ Schemas = Mapping[str, Mapping[str, Any] | None]
 
 FORMATS: dict[str, Callable[[Schemas], ToolCallFormat]] = {
     "llama3_json": lambda _: Llama3JsonFormat(),
+    "llama4_json": lambda _: Llama3JsonFormat(),
     "pythonic": lambda _: PythonicFormat(),
 }
 """Formats of tool calls by vLLM's names."""
@@ -36,7 +37,7 @@ _ALWAYS_PARSED_CHARS = 64
 def list_of_formats() -> str:
     """A line for each: its names, and who writes so."""
     families = {
-        "llama3_json": "Llama 3: an object of name and parameters",
+        "llama3_json, llama4_json": "Llama 3: an object of name and parameters",
         "pythonic": "Llama 3.2: [name(key=value)]",
     }
     families |= {

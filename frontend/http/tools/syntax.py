@@ -18,6 +18,7 @@ begin, end   around all calls; models leave them out
 between      two calls
 keys         of name and arguments in objects; none: an object is {name: arguments}
 quote        around text in braces
+wrapped      what may stand around text in tags
 are_special  whether markers are tokens that texts leave out otherwise
 shown        what a chat template has that writes so: all of one of the lists
 hidden       and what it has not
@@ -67,6 +68,7 @@ class CallSyntax:
     between: str = ""
     keys: tuple[str, ...] = ("name", "arguments")
     quote: str = ""
+    wrapped: tuple[str, ...] = ("", "")
     are_special: bool = True
     shown: tuple[list[str], ...] = ()
     hidden: str = ""

@@ -3,12 +3,12 @@
 import ast
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 from frontend.http.tools.calls import find_marker, load_finite, outside_strings
 from frontend.http.tools.schema_cases import property_of, types_of
-from frontend.http.tools.syntax import Field, Part
+from frontend.http.tools.syntax import CallSyntax, Field
 
 WORD = re.compile(r"[\w./-]{1,128}")
 _TYPE = re.compile(r"[\w-]{1,16}")
@@ -50,18 +50,19 @@ class TaggedArguments:
     """Of one call; as `ArgumentsText`.
 
     Args:
-        parameter: how one is written.
+        syntax: how a parameter is written.
         closing: the first word behind the last of them.
         schema: of all arguments.
     """
 
-    def __init__(
-        self, parameter: Sequence[Part], closing: str, schema: Mapping[str, Any] | None
-    ) -> None:
+    def __init__(self, syntax: CallSyntax, closing: str, schema: Mapping[str, Any] | None) -> None:
+        parameter, self._wrapped = syntax.parameter, syntax.wrapped
         value = parameter.index(Field("value"))
         self._opening, self._behind = parameter[:value], parameter[value + 1 :]
         assert isinstance(self._behind[0], str) and isinstance(parameter[0], str)
-        self._marker = self._behind[0].split()[0]
+        self._end = self._behind[0].split()[0]
+        self._marker = self._end
+        """What ends the value that is read."""
         self._blank = self._behind[0][: len(self._behind[0]) - len(self._behind[0].lstrip())]
         self._next = (parameter[0].split()[0], closing)
         self._closing = closing
@@ -121,6 +122,13 @@ class TaggedArguments:
                 self.is_over = True
                 return
             at = behind
+        opening, closing = self._wrapped
+        self._marker = self._end
+        if opening and opening.startswith(self._held[at : at + len(opening)]):
+            at += len(opening)
+            if at > len(self._held):
+                raise NeedsMore
+            self._marker = closing + self._end
         self._held, self._key = self._held[at:], fields["key"]
         self._is_text = fields["type"] in _TEXT_TYPES if fields["type"] else None
         found.append("{" if not self._num_values else ", ")
@@ -129,6 +137,8 @@ class TaggedArguments:
         types = self._types()
         if self._is_text is None and "string" in types:
             self._is_text = True if "null" not in types else None
+        if self._marker != self._end and (not types or "string" in types):
+            self._is_text = True
         self._is_json = not self._is_text and bool(types) and "string" not in types
         if self._is_text:
             found.append('"')
@@ -148,7 +158,8 @@ class TaggedArguments:
                 found.append(_escaped(self._held[:end]))
                 self._held = self._held[end:]
             raise NeedsMore
-        raw, self._held = self._held[:end].removesuffix(self._blank), self._held[end:]
+        raw = self._held[:end].removesuffix(self._blank)
+        self._held = self._held[end + len(self._marker) - len(self._end) :]
         for part in self._behind:
             assert isinstance(part, str)
             behind = skip_literal(self._held, 0, part)

@@ -18,7 +18,7 @@ from frontend.http.tools.schema_cases import (
     types_of,
     whole_regex,
 )
-from frontend.http.tools.syntax import Field, Part
+from frontend.http.tools.syntax import CallSyntax, Field
 from frontend.http.tools.tagged import TaggedArguments
 
 _ANY_KEY = r"/[A-Za-z_][A-Za-z0-9_-]{0,40}/"
@@ -26,18 +26,18 @@ _MOST_DEPTH = 60
 _TEXT_KEYS = ("pattern", "minLength", "maxLength")
 
 
-def tagged_parameters(rules: Rules, parameter: Sequence[Part], tool: OfferedTool) -> str:
+def tagged_parameters(rules: Rules, syntax: CallSyntax, tool: OfferedTool) -> str:
     """One tag a property, in their order."""
     root = tool.parameters or {}
     cases = []
     try:
         for properties, others in objects_of(root, root):
             tags = [
-                rules.new(_tag(rules, parameter, tool, name, each), kind="tag") + "?" * may_lack
+                rules.new(_tag(rules, syntax, tool, name, each), kind="tag") + "?" * may_lack
                 for name, each, may_lack in properties
             ]
             if not tags and others is not False:
-                tags = [f"({_tag(rules, parameter, tool, None, others)})*"]
+                tags = [f"({_tag(rules, syntax, tool, None, others)})*"]
             cases.append(" ".join(tags) or '""')
     except NotEnforced as error:
         raise not_enforced(tool.field, error) from None
@@ -54,15 +54,14 @@ def one_of(rules: Rules, cases: Sequence[str]) -> str:
     return cases[0] if len(cases) == 1 else rules.new(" | ".join(dict.fromkeys(cases)), kind="case")
 
 
-def _tag(
-    rules: Rules, parameter: Sequence[Part], tool: OfferedTool, name: str | None, schema: Any
-) -> str:
-    root, value = tool.parameters or {}, parameter.index(Field("value"))
+def _tag(rules: Rules, syntax: CallSyntax, tool: OfferedTool, name: str | None, schema: Any) -> str:
+    root, parameter = tool.parameters or {}, syntax.parameter
+    value = parameter.index(Field("value"))
     types = types_of(schema, root)
     is_text = not types or "string" in types
     found: list[str] = []
     before = ""
-    if name is not None and not TaggedArguments(parameter, "", None).reads_key(name):
+    if name is not None and not TaggedArguments(syntax, "", None).reads_key(name):
         raise NotEnforced(f"a property cannot be named {name!r:.100}")
     for part in parameter[:value]:
         if isinstance(part, str):
@@ -76,8 +75,10 @@ def _tag(
             found.append(json.dumps("string" if is_text else min(types)))
     closing = "".join(part for part in parameter[value + 1 :] if isinstance(part, str))
     if is_text:
-        may_be_null = Field("type") not in parameter
-        found.append(_text(rules, cases_of(schema, root), closing, may_be_null=may_be_null))
+        opening, end = syntax.wrapped
+        may_be_null = Field("type") not in parameter and not opening
+        text = _text(rules, cases_of(schema, root), end + closing, may_be_null=may_be_null)
+        found += [*rules.words(opening), text]
     else:
         where = tool.field if name is None else f"{tool.field}.properties.{name}"
         found += [rules.json(embedded(schema, root), where), *rules.words(closing)]

@@ -121,6 +121,11 @@ HARMONY = {
         "",
         '<|channel|>commentary to=functions.f<|message|>{"a": "<|end|><|start|>"}<|call|>',
     ),
+    " to=self<|message|>Two.<|eom|><|start|>assistant to=user<|message|>2<|eot|>": ("Two.", "2"),
+    " to=f<|message|><atem:function_calls></atem:function_calls><|eom|>": (
+        "",
+        "<atem:function_calls></atem:function_calls>",
+    ),
     "a resumed answer.<|return|>": ("", "a resumed answer."),
     "<|channel|>analysis<|message|>Two and": ("Two and", ""),
     "<|channel|>anal": ("", ""),

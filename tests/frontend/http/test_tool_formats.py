@@ -10,11 +10,13 @@ import pytest
 
 from frontend.http.api_errors import ApiError
 from frontend.http.harmony import HarmonyStream
+from frontend.http.reasoning import ReasoningStream
 from frontend.http.tools.calls import ArgumentsDelta, ToolCall
 from frontend.http.tools.grammar import calls_grammar
 from frontend.http.tools.rules import OfferedTool
 from frontend.http.tools.stream import FORMATS, ToolCallStream
 from frontend.http.tools.syntax import call_syntaxes
+from frontend.reasoning_formats import REASONING_FORMATS
 from protocol.structured_output import StructuredOutputKind
 
 pytest.importorskip("llguidance")
@@ -88,6 +90,11 @@ WRITTEN = {
     "longcat": '<longcat_tool_call>\n{"name": "get_weather", "arguments": {"city": "Paris"}}\n'
     "</longcat_tool_call>",
     "gigachat3": '<|function_call|>{"name": "get_weather", "arguments": {"city": "Paris"}}',
+    "dots": '<dots_function_call>\n<invoke name="get_weather">\n<parameter name="city">Paris'
+    "</parameter>\n</invoke>\n</dots_function_call>",
+    "solar_open2": "<|tool_call:start|>get_weather\n<|tool_arg:start|>city<|tool_arg:value|>Paris"
+    "<|tool_arg:end|>\n<|tool_call:end|>",
+    "granite-20b-fc": '<function_call> {"name": "get_weather", "arguments": {"city": "Paris"}}',
     "xlam": '[{"name": "get_weather", "arguments": {"city": "Paris"}}]',
     "jamba": '<tool_calls>[\n  {"name": "get_weather", "arguments": {"city": "Paris"}}\n]'
     "</tool_calls>",
@@ -142,6 +149,57 @@ def test_what_documents_show_is_read(name):
     assert read(name, list(text), streams_arguments=True) == ("", [call])
     content, calls = read(name, ["I look.\n", *text, "\nDone."])
     assert (content.split(), calls) == (["I", "look.", "Done."], [call])
+
+
+ONE_CALL = {each["format"]: each["texts"][0] for each in reversed(RENDERED)} | {
+    name: text for name, text in WRITTEN.items() if name in call_syntaxes()
+}
+
+
+def words_of(name):
+    """Those that a format marks calls with, without quotes."""
+    syntax = call_syntaxes()[name]
+    parts = [*syntax.parameter, syntax.begin, syntax.end, *(p for c in syntax.calls for p in c)]
+    words = [word for part in parts if isinstance(part, str) for word in part.split()]
+    return [word for word in words if not set("\"'`={") & set(word) and len(word) > 3]
+
+
+@pytest.mark.parametrize("name", ONE_CALL)
+def test_whatever_stands_around_a_call_nothing_is_lost_and_no_marker_is_shown(name):
+    one = ONE_CALL[name]
+    for text, wanted, number in (
+        ("Is 1 < [2] {3}?", "Is 1 < [2] {3}?", 0),
+        (f"I look.\n{one}\nand\n{one}\nDone.", "I look.\n\nand\n\nDone.", 2),
+        (one.replace("get_weather", "no_tool"), "", 1),
+    ):
+        for pieces, streams in (([text], False), (text, False), (text, True)):
+            content, calls = read(name, pieces, streams_arguments=streams)
+            assert content.split() == wanted.split()
+            assert len(calls) == number
+            assert all(json.loads(arguments) == {"city": "Paris"} for _, arguments in calls)
+    for cut in range(len(one)):
+        content, calls = read(name, [one[:cut]])
+        assert content == one[:cut] or [json.loads(each) for _, each in calls] == [
+            {"city": "Paris"}
+        ]
+    thought = f"<think>Hm.{one}</think>{one}"
+    marked = FORMATS[name](SCHEMAS)
+    for pieces in ([thought], thought) if marked.is_marked else ():
+        stream = ReasoningStream(REASONING_FORMATS["qwen3"], is_open=False, calls=marked)
+        found = [*map(stream.feed, pieces), stream.close()]
+        reasoning, content = map("".join, zip(*found, strict=True))
+        assert reasoning.split() == ["Hm."]
+        assert len(read(name, [content])[1]) == 2
+
+
+@pytest.mark.parametrize("name", ONE_CALL)
+def test_markers_in_strings_of_arguments_are_text(name):
+    for word in words_of(name):
+        text = ONE_CALL[name].replace("Paris", f"a {word} b {word}")
+        wanted = {"city": f"a {word} b {word}"}
+        for pieces, streams in (([text], False), (text, False), (text, True)):
+            content, calls = read(name, pieces, streams_arguments=streams)
+            assert (content, [json.loads(each) for _, each in calls]) == ("", [wanted]), word
 
 
 def test_text_in_tags_is_passed_on_as_it_comes():
