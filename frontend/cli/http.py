@@ -23,10 +23,10 @@ from frontend.http.on_demand.options import OnDemandOptions
 from frontend.http.served_models import ServedModel, ServedModels
 from frontend.http.server import Backend
 from frontend.http.settings import ServerSettings
-from frontend.http.tools.stream import format_of_template, list_of_formats
+from frontend.http.tools.stream import list_of_formats
 from frontend.presets.files import sent_models
 from frontend.presets.llm import adapter_options, names_of
-from frontend.reasoning_formats import REASONING_FORMATS, reasoning_name_of_template
+from frontend.reasoning_formats import REASONING_FORMATS
 from protocol.addresses import check_address
 from protocol.errors import InvalidParameter
 from protocol.outputs import ModelInfo
@@ -78,7 +78,7 @@ def http(
     if models and served_model_name:
         raise UsageError("--served-model-name is for --address; --model has the name already")
     names = _names_by_addresses([each for each in models if "=" in each])
-    pool = DaemonPool(started)
+    pool = DaemonPool(started, settings.told_formats)
     on_demand = [each for each in models if "=" not in each]
     own = [each for each in on_demand if model_of(each) == each]
     of_presets = {model_of(each) for each in on_demand if each not in own}
@@ -231,16 +231,8 @@ def _first_steps(
     where = f"{url}/v1/{path}"
     if url.startswith("unix://"):
         where = f"--unix-socket {url.removeprefix('unix://')} http://localhost/v1/{path}"
-    formats = ""
-    if has_template and model.tokenizer is not None:
-        named = model.tokenizer.named_chat_templates
-        templates = [named.get("tool_use", ""), model.tokenizer.chat_template or ""]
-        tools = next(filter(None, map(format_of_template, templates)), "unknown")
-        reasoning = next(filter(None, map(reasoning_name_of_template, templates)), "none")
-        formats = (
-            f"tools: {settings.tool_call_parser or tools}, "
-            f"reasoning: {settings.reasoning_parser or reasoning}\n\n"
-        )
+    told = settings.told_formats(model)
+    formats = f"{told}\n\n" if told else ""
     key = " -H 'authorization: Bearer KEY'" if has_key else ""
     return (
         f"\nServing {name} at {url}/v1{server.and_page(url)}\n\n"

@@ -14,11 +14,12 @@ from cyclopts import Parameter
 from frontend.errors import InvalidInput
 from frontend.http.api_keys import KEY_VARIABLE, ApiKey, ApiKeys, command_line_keys, read_key_file
 from frontend.http.mcp.options import ToolServerOption, parse_servers
-from frontend.http.tools.stream import FORMATS
+from frontend.http.tools.stream import FORMATS, format_of_template
 from frontend.http.traces import check_endpoint
 from frontend.multimodal.media import MediaSources
-from frontend.reasoning_formats import REASONING_FORMATS
+from frontend.reasoning_formats import REASONING_FORMATS, reasoning_name_of_template
 from protocol.logs import LogFormat
+from protocol.outputs import ModelInfo
 
 MetricsNames = Literal["engine-core", "vllm"]
 
@@ -135,6 +136,22 @@ class ServerSettings:
                 "--api-key-file or --api-key, or --insecure to answer everybody"
             )
         return keys
+
+    def told_formats(self, model: ModelInfo) -> str:
+        """How calls and reasoning of a model's answers are read; empty: it takes no chats. A format
+        that was chosen against its chat template is named."""
+        if model.tokenizer is None or model.tokenizer.chat_template is None:
+            return ""
+        tool_use = model.tokenizer.named_chat_templates.get("tool_use", "")
+        templates = (tool_use, model.tokenizer.chat_template)
+        tools = next(filter(None, map(format_of_template, templates)), "unknown")
+        reasoning = next(filter(None, map(reasoning_name_of_template, templates)), "none")
+        chosen = self.tool_call_parser or tools
+        told = f"tools: {chosen}, reasoning: {self.reasoning_parser or reasoning}"
+        if tools in FORMATS and FORMATS[tools] is not FORMATS[chosen]:
+            told += f"\nwarning: the chat template has calls of {tools}, which --tool-call-parser "
+            told += f"{chosen} leaves as text; omit the option, or name {tools}"
+        return told
 
     @property
     def media_sources(self) -> MediaSources:

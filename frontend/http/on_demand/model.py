@@ -10,7 +10,7 @@ import os
 import signal
 import sys
 import time
-from collections.abc import AsyncGenerator, Coroutine
+from collections.abc import AsyncGenerator, Callable, Coroutine
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -25,6 +25,7 @@ from frontend.http.on_demand.options import OnDemandOptions
 from frontend.http.served_models import ServedModel
 from frontend.presets.llm import adapter_options, names_of
 from protocol.memory import available_memory_bytes, process_memory_bytes
+from protocol.outputs import ModelInfo
 from protocol.running_daemons import note_daemon
 
 logger = logging.getLogger(__name__)
@@ -38,10 +39,17 @@ _CACHE_BYTES = 256 * 1024**2
 
 
 class DaemonPool:
-    """Models that share this machine's memory. Their daemons start one after the other."""
+    """Models that share this machine's memory. Their daemons start one after the other.
 
-    def __init__(self, options: OnDemandOptions) -> None:
+    Args:
+        told_of: what the log says of a model that has started.
+    """
+
+    def __init__(
+        self, options: OnDemandOptions, told_of: Callable[[ModelInfo], str] = lambda _: ""
+    ) -> None:
         self.options = options
+        self.told_of = told_of
         self.models: list[OnDemandModel] = []
         self.starting = asyncio.Lock()
 
@@ -291,6 +299,8 @@ class OnDemandModel(ServedModel):
                 raise ApiError(
                     503, f"{name} did not start: {why}", code="engine_unavailable", retry_after_s=5
                 ) from None
+            if told := self._pool.told_of(llm.model):
+                logger.info("%s: %s", name, told)
             llm.session.requests.observer = self.histograms
             self._child = child
             self._ready_bytes = process_memory_bytes(child.pid)

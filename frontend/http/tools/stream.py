@@ -21,15 +21,12 @@ Schemas = Mapping[str, Mapping[str, Any] | None]
 
 FORMATS: dict[str, Callable[[Schemas], ToolCallFormat]] = {
     "llama3_json": lambda _: Llama3JsonFormat(),
-    "llama4_json": lambda _: Llama3JsonFormat(),
     "pythonic": lambda _: PythonicFormat(),
 }
-"""Formats of tool calls by vLLM's names."""
-FORMATS |= {
-    name: partial(MarkedFormat, syntax)
-    for first, syntax in call_syntaxes().items()
-    for name in (first, *syntax.names)
-}
+"""Formats of tool calls by vLLM's names; other names of one have the same value."""
+FORMATS["llama4_json"] = FORMATS["llama3_json"]
+for _first, _syntax in call_syntaxes().items():
+    FORMATS |= dict.fromkeys((_first, *_syntax.names), partial(MarkedFormat, _syntax))
 
 _ALWAYS_PARSED_CHARS = 64
 

@@ -62,7 +62,7 @@ class TaggedArguments:
         assert isinstance(self._behind[0], str) and isinstance(parameter[0], str)
         self._end = self._behind[0].split()[0]
         self._marker = self._end
-        """What ends the value that is read."""
+        """The word that ends the value which is being read."""
         self._blank = self._behind[0][: len(self._behind[0]) - len(self._behind[0].lstrip())]
         self._next = (parameter[0].split()[0], closing)
         self._closing = closing

@@ -4,6 +4,7 @@ at every character, and what a grammar lets a model write are calls that follow 
 import json
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import jsonschema
 import pytest
@@ -11,6 +12,7 @@ import pytest
 from frontend.http.api_errors import ApiError
 from frontend.http.harmony import HarmonyStream
 from frontend.http.reasoning import ReasoningStream
+from frontend.http.settings import ServerSettings
 from frontend.http.tools.calls import ArgumentsDelta, ToolCall
 from frontend.http.tools.grammar import calls_grammar
 from frontend.http.tools.rules import OfferedTool
@@ -116,6 +118,21 @@ def read(name, pieces, *, streams_arguments=False):
         else:
             content += part
     return content, calls
+
+
+def test_a_parser_against_the_chat_template_is_told_with_both_names():
+    def told(template, parser, tool_use=None):
+        named = {} if tool_use is None else {"tool_use": tool_use}
+        tokenizer = SimpleNamespace(chat_template=template, named_chat_templates=named)
+        settings = ServerSettings(tool_call_parser=parser)
+        return settings.told_formats(SimpleNamespace(tokenizer=tokenizer))
+
+    assert told("<tool_call> <think></think>", None) == "tools: hermes, reasoning: qwen3"
+    assert told("<tool_call>", "qwen") == "tools: qwen, reasoning: none"
+    assert told("{{ messages }}", "pythonic") == "tools: pythonic, reasoning: none"
+    assert told(None, None) == ""
+    found = told("x", "mistral", tool_use="<tool_call>")
+    assert "the chat template has calls of hermes" in found and "parser mistral leaves" in found
 
 
 def test_each_format_is_shown_to_be_read():
