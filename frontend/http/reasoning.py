@@ -32,7 +32,9 @@ class ReasoningStream:
             if begin.startswith(self._markers.start):
                 self._held = begin[len(self._markers.start) :]
                 self.is_reasoning = True
-            elif self._markers.start.startswith(begin):
+            elif begin.startswith(self._markers.end) and not self.is_reasoning:
+                self._held = begin[len(self._markers.end) :]  # MiniMax M3 closes what it left out
+            elif any(each.startswith(begin) for each in (self._markers.start, self._markers.end)):
                 return "", ""
             self._is_start = False
         reasoning = content = ""

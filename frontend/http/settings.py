@@ -149,7 +149,7 @@ class ServerSettings:
         chosen = self.tool_call_parser or tools
         told = f"tools: {chosen}, reasoning: {self.reasoning_parser or reasoning}"
         if tools in FORMATS and FORMATS[tools] is not FORMATS[chosen]:
-            told += f"\nwarning: the chat template has calls of {tools}, which --tool-call-parser "
+            told += f"; warning: the chat template has calls of {tools}, which --tool-call-parser "
             told += f"{chosen} leaves as text; omit the option, or name {tools}"
         return told
 

@@ -50,6 +50,7 @@ class DaemonPool:
     ) -> None:
         self.options = options
         self.told_of = told_of
+        logger.setLevel(logging.INFO)  # others of this program warn alone
         self.models: list[OnDemandModel] = []
         self.starting = asyncio.Lock()
 

@@ -53,6 +53,13 @@ def calls_grammar(
     """
     if not must_call and answer is None and not any(tool.is_strict for tool in tools):
         return None
+    if call_format == "minimax_m3":
+        raise ApiError(
+            400,
+            "tools: calls of MiniMax M3 are free: strict ones, a tool_choice that asks for one and "
+            "a response_format beside them are not supported; omit these",
+            param="tools",
+        )
     rules = Rules(tokenizer)
     followed = [
         replace(tool, parameters=tool.parameters if must_call or tool.is_strict else None)

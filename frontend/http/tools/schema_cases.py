@@ -67,14 +67,15 @@ def types_of(schema: Any, root: Mapping[str, Any], depth: int = 0) -> set[str]:
     return inferred.union(*(types_of(each, root, depth + 1) for each in either))
 
 
-def property_of(schema: Any, name: str, root: Mapping[str, Any], depth: int = 0) -> Any:
-    """The first schema of a property that an object's has; None: it has none."""
+def property_of(schema: Any, name: str | None, root: Mapping[str, Any], depth: int = 0) -> Any:
+    """The first schema of a property that an object's has, without a name of the items of an
+    array; None: it has none."""
     if not isinstance(schema, dict) or depth > _MOST_DEPTH:
         return None
     if isinstance(ref := schema.get("$ref"), str):
         return property_of(referred(ref, root), name, root, depth + 1)
-    properties = schema.get("properties")
-    if isinstance(properties, dict) and name in properties:
+    properties = schema.get("properties") if name is not None else {None: schema.get("items")}
+    if isinstance(properties, dict) and properties.get(name) is not None:
         return properties[name]
     parts = [each for key in ("allOf", "anyOf", "oneOf") for each in schema.get(key) or ()]
     found = (property_of(each, name, root, depth + 1) for each in parts)

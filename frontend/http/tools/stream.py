@@ -13,6 +13,7 @@ from frontend.http.tools.calls import (
 )
 from frontend.http.tools.llama3_json import Llama3JsonFormat
 from frontend.http.tools.marked import MarkedFormat
+from frontend.http.tools.nested import NestedFormat
 from frontend.http.tools.pythonic import PythonicFormat
 from frontend.http.tools.syntax import call_syntaxes
 
@@ -22,6 +23,7 @@ Schemas = Mapping[str, Mapping[str, Any] | None]
 FORMATS: dict[str, Callable[[Schemas], ToolCallFormat]] = {
     "llama3_json": lambda _: Llama3JsonFormat(),
     "pythonic": lambda _: PythonicFormat(),
+    "minimax_m3": NestedFormat,
 }
 """Formats of tool calls by vLLM's names; other names of one have the same value."""
 FORMATS["llama4_json"] = FORMATS["llama3_json"]
@@ -36,6 +38,7 @@ def list_of_formats() -> str:
     families = {
         "llama3_json, llama4_json": "Llama 3: an object of name and parameters",
         "pythonic": "Llama 3.2: [name(key=value)]",
+        "minimax_m3": "MiniMax M3: tags within tags",
     }
     families |= {
         ", ".join((first, *syntax.names)): syntax.family
@@ -49,6 +52,8 @@ def format_of_template(chat_template: str) -> str | None:
     for name, syntax in call_syntaxes().items():
         if syntax.is_shown_in(chat_template):
             return name
+    if "]<]minimax[>[" in chat_template:
+        return "minimax_m3"
     if "func_name1(" in chat_template:
         return "pythonic"
     if "<|start_header_id|>" in chat_template and '"parameters"' in chat_template:

@@ -29,6 +29,7 @@ CASES = {
     "R1 without an end": ("deepseek_r1", QWEN3, "Two.", "Two.", ""),
     "Magistral": ("mistral", "[/INST]", "[THINK]Two.[/THINK]4", "Two.", "4"),
     "Gemma 4": ("gemma4", "model\n", "<|channel>thought\nTwo.<channel|>4", "\nTwo.", "4"),
+    "closed at once": ("minimax_m3", "ai\n", "</mm:think>4", "", "4"),
     "Seed-OSS": ("seed_oss", "", "<seed:think>Two.</seed:think>4", "Two.", "4"),
     "Granite 3": (
         "granite",

@@ -175,6 +175,8 @@ ONE_CALL = {each["format"]: each["texts"][0] for each in reversed(RENDERED)} | {
 
 def words_of(name):
     """Those that a format marks calls with, without quotes."""
+    if name == "minimax_m3":
+        return ["</tool_call>", "<item>", "</invoke>"]
     syntax = call_syntaxes()[name]
     parts = [*syntax.parameter, syntax.begin, syntax.end, *(p for c in syntax.calls for p in c)]
     words = [word for part in parts if isinstance(part, str) for word in part.split()]
