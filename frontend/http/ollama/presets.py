@@ -15,6 +15,7 @@ from frontend.http.event_stream import LineStream, ending_with_errors, json_resp
 from frontend.http.exchange import exchange_of
 from frontend.http.ollama import bodies
 from frontend.http.ollama.models import fetched, find_model, model_to_fetch
+from frontend.http.on_demand.model import OnDemandModel
 from frontend.http.operations import operation
 from frontend.http.served_models import ServedModel, ServedModels, ServedPreset, served_models
 from frontend.presets import files
@@ -91,6 +92,9 @@ async def _created(
     before = await _found(name)
     await _on_disk(write_preset, name, preset)
     await _forget(models, before)
+    daemon = model.model if isinstance(model, ServedPreset) else model
+    if preset.adapter is not None and isinstance(daemon, OnDemandModel) and daemon.is_idle:
+        await daemon.stop()  # the next request starts it with the adapter
     yield line(bodies.Status(status="success"))
 
 

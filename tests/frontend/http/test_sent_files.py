@@ -79,6 +79,12 @@ def test_a_model_of_sent_files_is_served_under_its_name_until_it_is_deleted(http
         "/api/chat", json={"model": "mine", "messages": HELLO, "stream": False, "keep_alive": "9m"}
     ).json()
     assert answer["prompt_eval_count"] == len("system:S;user:Hello;")
+    poet = {"model": "poet", "from": "mine", "adapters": {"a.gguf": digest}}
+    for is_idle in (False, True):
+        assert (http.get("/health").json()["engines"][folder.name] == "stopped") == is_idle
+        assert http.post("/api/create", json=poet).is_success
+    assert find_preset("poet").from_ == str(folder)
+    assert http.request("DELETE", "/api/delete", json={"model": "poet"}).is_success
     served = []
     monkeypatch.setattr(server, "serve", lambda _settings, start: served.append(run(start())) or 0)
     assert http_command(model=["small"]) == 0
