@@ -14,7 +14,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from frontend.async_llm import AsyncLLM
-from frontend.errors import EngineClientError
+from frontend.errors import EngineClientError, InvalidInput
 from frontend.http.answer_parts import answer_format
 from frontend.http.api_errors import ApiError
 from frontend.http.event_stream import (
@@ -31,6 +31,7 @@ from frontend.http.operations import operation
 from frontend.http.served_models import ServedModel, ServedModels, ServedPreset, served_models
 from frontend.http.settings import ServerSettings
 from frontend.http.tools.stream import format_of_template
+from frontend.text.fim import fim_format
 from frontend.text.tokenizer import Tokenizer
 from protocol.known_names import meant_by
 from protocol.modelfile import modelfile, parameter_lines
@@ -138,6 +139,10 @@ async def show(request: Request, asked: bodies.ModelRequest) -> Response:
         capabilities.append("thinking")
     if info.multimodal is not None and "image" in info.multimodal.max_items:
         capabilities.append("vision")
+    if tokenizer is not None and "generate" in info.tasks:
+        with contextlib.suppress(InvalidInput):
+            fim_format(tokenizer, info.name)
+            capabilities.append("insert")
     preset = None
     if isinstance(model, ServedPreset):  # callers are told no paths
         of, adapter = model.parent, model.preset.adapter

@@ -247,6 +247,8 @@ def test_a_suffix_is_what_stands_behind_the_gap(serve):
     (request,) = http.engine.requests
     assert request.prompt_token_ids == [257, *ids_of("a"), 258, *ids_of("b"), 259]
     assert 260 in request.sampling_params.stop_token_ids
+    shown = http.post("/api/show", json={"model": "fake"}).json()
+    assert shown["capabilities"] == ["completion", "insert"]
 
 
 def test_options_of_loading_change_no_answer(http):
