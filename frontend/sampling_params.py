@@ -9,10 +9,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, Self
 
+from msgspec.structs import replace
+
 import protocol.errors
 import protocol.sampling
 from frontend.errors import InvalidInput, PromptTooLong
 from frontend.structured_outputs import StructuredOutputsParams, to_wire
+from frontend.text.sampler_chain import SamplerChainFields, chain_of, neutral_values
 from protocol.errors import InvalidParameter
 from protocol.sampling import check_whole
 
@@ -67,14 +70,15 @@ class RepetitionDetectionParams:
 
 
 @dataclass
-class SamplingParams:
+class SamplingParams(SamplerChainFields):
     """How to generate.
 
-    Meanings are vLLM's. `top_k` 0 or -1 keeps all tokens. `max_tokens` None means as many as the
-    model's length allows. `seed` None (or -1) draws one. `truncate_prompt_tokens` k keeps the last
-    k prompt tokens, -1 as many as the model takes. A temperature below 1e-5 is greedy, as is a
-    `top_p` of 0, which vLLM refuses. With `best_of` above `n` so many samples are drawn, and
-    those `n` with the largest sum of log-probabilities given at the end; `logprobs` is 0 at least.
+    Meanings are vLLM's, but of the fields by llama.cpp's names. `top_k` 0 or -1 keeps all tokens.
+    `max_tokens` None means as many as the model's length allows. `seed` None (or -1) draws one.
+    `truncate_prompt_tokens` k keeps the last k prompt tokens, -1 as many as the model takes. A
+    temperature below 1e-5 is greedy, as is a `top_p` of 0, which vLLM refuses. With `best_of` above
+    `n` so many samples are drawn, and those `n` with the largest sum of log-probabilities given at
+    the end; `logprobs` is 0 at least.
     Raises InvalidInput: a value outside its limits, values that contradict each other, or something
     that this engine does not support."""
 
@@ -233,7 +237,7 @@ class SamplingParams:
     ) -> protocol.sampling.SamplingParams:
         detection = self.repetition_detection
         with as_invalid_input():
-            return protocol.sampling.SamplingParams(
+            wire = protocol.sampling.SamplingParams(
                 **{name: getattr(self, name) for name in _SAME_IN_ENGINE},
                 max_tokens=max_tokens,
                 min_tokens=min_tokens,
@@ -251,12 +255,20 @@ class SamplingParams:
                 structured_output=to_wire(self.structured_outputs, self.guided_decoding),
                 extra_args=_as_json(self.extra_args),
             )
+            chain = chain_of(self, has_penalties=wire.has_penalties)
+            if chain is None:
+                return wire
+            return replace(wire, chain=chain, **neutral_values(chain))
 
     def _refuse_unsupported(self) -> None:
         unsupported = {
             "logits_processors (use logit_bias or allowed_token_ids, or start the engine with "
             "--logits-processors and use extra_args)": bool(self.logits_processors),
             "watermarking": bool(self.watermarking),
+            f"mirostat {self.mirostat!r:.40} (its state is made of the probabilities of all tokens "
+            "before, which no restart would give back; use typical_p, top_n_sigma or min_p)": (
+                self.mirostat != 0
+            ),
             "prompt_logprob_token_ids (use prompt_logprobs)": (
                 self.prompt_logprob_token_ids is not None or self.prompt_logprob_start is not None
             ),

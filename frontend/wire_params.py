@@ -6,8 +6,9 @@ from msgspec.structs import replace
 
 from frontend.errors import InvalidInput
 from frontend.reasoning_formats import ReasoningFormat, reasoning_format_of_template
-from frontend.sampling_params import SamplingParams
+from frontend.sampling_params import SamplingParams, as_invalid_input
 from frontend.structured_outputs import behind_reasoning
+from frontend.text.sampler_chain import breaker_tokens
 from frontend.text.tokenizer import Tokenizer, needed
 from protocol.outputs import ModelInfo
 from protocol.sampling import SamplingParams as WireSamplingParams
@@ -45,6 +46,11 @@ def wire_params_of(
         wire = replace(wire, structured_output=behind_reasoning(asked, reasoning, end))
     if params.bad_words:
         wire = replace(wire, bad_words=bad_word_ids(params.bad_words, needed(tokenizer)))
+    chain, breakers = wire.chain, params.dry_sequence_breakers
+    if chain is not None and chain.dry_multiplier > 0.0 and breakers != []:
+        with as_invalid_input():
+            found = breaker_tokens(breakers, needed(tokenizer))
+            wire = replace(wire, chain=replace(chain, dry_breakers=found))
     if params.thinking_token_budget is not None:
         budget = params.thinking_token_budget
         wire = replace(wire, thinking=thinking_budget(budget, needed(tokenizer)))

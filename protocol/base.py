@@ -2,7 +2,7 @@
 
 import msgspec
 
-WIRE_VERSION = 11
+WIRE_VERSION = 12
 """Must be equal on both sides. Raise it with any change to a message's fields."""
 
 

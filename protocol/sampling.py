@@ -20,10 +20,22 @@ MAX_BAD_WORDS, MAX_BAD_WORD_TOKENS = 128, 1024
 """Most bad words of a request, and most tokens of all of them together."""
 MAX_PATTERN_SIZE = 1024
 MAX_EXTRA_ARGS_CHARS = 64 * 1024
+DEFAULT_SAMPLERS = (
+    "penalties", "dry", "top_n_sigma", "top_k", "typ_p", "top_p", "min_p", "xtc", "temperature",
+)  # fmt: skip
+"""llama.cpp's samplers, in its order."""
+MAX_SAMPLERS, MAX_BREAKER_TOKENS = 32, 2**19
 MAX_WHOLE = 2**63 - 1
 """The largest whole number without a limit of its own: what arrays hold."""
 MIN_DIVISOR, MAX_DIVISOR = 1e-6, 1e6
 """Logits that are divided by such numbers stay finite float32."""
+_MAX_INT32 = 2**31 - 1
+_CHAIN_LIMITS = {
+    "typical_p": (0.0, 1.0), "top_n_sigma": (-1.0, MAX_DIVISOR),
+    "xtc_probability": (0.0, 1.0), "xtc_threshold": (0.0, 1.0),
+    "dry_multiplier": (0.0, MAX_DIVISOR), "dry_base": (1.0, MAX_DIVISOR),
+    "dynatemp_range": (0.0, MAX_DIVISOR), "dynatemp_exponent": (0.0, MAX_DIVISOR),
+}  # fmt: skip
 GREEDY_TEMPERATURE = 1e-5
 """Temperatures below this mean greedy: dividing by them would overflow."""
 
@@ -56,6 +68,60 @@ class ThinkingBudget(Message, frozen=True):
 
     def __post_init__(self) -> None:
         check_whole("thinking_token_budget", self.max_tokens, minimum=0)
+
+
+class SamplerChain(Message, frozen=True):
+    """llama.cpp's samplers; `SamplingParams` has the numbers that vLLM knows, too. Raises
+    InvalidParameter: a value outside its limits."""
+
+    samplers: tuple[str, ...] = DEFAULT_SAMPLERS
+    """Their order. What is left out is not applied, and is neutral in `SamplingParams`; what
+    stands twice is applied twice."""
+    typical_p: float = 1.0
+    """Keep the tokens whose surprise is nearest to the entropy, up to this probability (locally
+    typical sampling, arXiv:2202.00666); 1 keeps all."""
+    top_n_sigma: float = -1.0
+    """Keep logits within so many standard deviations of the largest; 0 and below keep all."""
+    xtc_probability: float = 0.0
+    """How often all tokens of at least `xtc_threshold` but the least likely of them are dropped."""
+    xtc_threshold: float = 0.1
+    """Above 0.5 nothing is dropped."""
+    dry_multiplier: float = 0.0
+    """A token that would lengthen a repetition of n tokens loses `dry_multiplier * dry_base **
+    (n - dry_allowed_length)`, where n is at least that length."""
+    dry_base: float = 1.75
+    dry_allowed_length: int = 2
+    dry_penalty_last_n: int = 64
+    """Tokens of prompt and output that are searched for repetitions; 0 is none, -1 all."""
+    dry_breakers: tuple[tuple[tuple[int, ...], tuple[int, ...]], ...] = ()
+    """What no repetition reaches beyond: (first tokens, the tokens behind each of these)."""
+    dynatemp_range: float = 0.0
+    """The temperature lies so far around the request's: low where the entropy is low."""
+    dynatemp_exponent: float = 1.0
+    repeat_last_n: int | None = None
+    """All penalties count the last n tokens of prompt and output; 0 is none, -1 all. None: as
+    vLLM's do."""
+
+    def __post_init__(self) -> None:
+        known = ", ".join(DEFAULT_SAMPLERS)
+        check_whole("the length of samplers", len(self.samplers), minimum=0, maximum=MAX_SAMPLERS)
+        for name in self.samplers:
+            if name not in DEFAULT_SAMPLERS:
+                raise InvalidParameter(f"samplers holds {name!r:.100}, its names are {known}")
+        for name, (least, most) in _CHAIN_LIMITS.items():
+            _number(name, getattr(self, name), minimum=least, maximum=most)
+        check_whole("dry_allowed_length", self.dry_allowed_length, minimum=0, maximum=_MAX_INT32)
+        check_whole("dry_penalty_last_n", self.dry_penalty_last_n, minimum=-1, maximum=_MAX_INT32)
+        if self.repeat_last_n is not None:
+            check_whole("repeat_last_n", self.repeat_last_n, minimum=-1, maximum=_MAX_INT32)
+        number = sum(len(heads) + len(tail) for heads, tail in self.dry_breakers)
+        if number > MAX_BREAKER_TOKENS:
+            raise InvalidParameter(
+                f"dry_sequence_breakers begin with {number} tokens, the limit is "
+                f"{MAX_BREAKER_TOKENS}; name fewer, or longer ones"
+            )
+        for heads, tail in self.dry_breakers:
+            _check_token_ids("dry_sequence_breakers", (*heads, *tail))
 
 
 class GenerationRules(Message, frozen=True):
@@ -128,13 +194,15 @@ class SamplingParams(Message, frozen=True):
     """If given, tokens that lead out of it are impossible, and it ends the text."""
     extra_args: str | None = None
     """An object of JSON for the engine's logits processors."""
+    chain: SamplerChain | None = None
+    """If given, penalties, temperature, top_k, top_p and min_p are its steps, in its order."""
 
     def __post_init__(self) -> None:
         """Every limit that does not depend on the model."""
         check_whole("max_tokens", self.max_tokens, minimum=1)
         check_whole("min_tokens", self.min_tokens, minimum=0)
         _number("temperature", self.temperature, minimum=0.0, maximum=MAX_DIVISOR)
-        check_whole("top_k", self.top_k, minimum=0, maximum=2**31 - 1)
+        check_whole("top_k", self.top_k, minimum=0, maximum=_MAX_INT32)
         _number("top_p", self.top_p, minimum=0.0, maximum=1.0)
         _number("min_p", self.min_p, minimum=0.0, maximum=1.0)
         _number("presence_penalty", self.presence_penalty, minimum=-2.0, maximum=2.0)
@@ -218,7 +286,10 @@ class SamplingParams(Message, frozen=True):
 
     @property
     def is_greedy(self) -> bool:
-        return self.temperature < GREEDY_TEMPERATURE or self.top_p == 0.0
+        is_cold = self.temperature < GREEDY_TEMPERATURE
+        if self.chain is not None and self.chain.dynatemp_range > 0.0:
+            is_cold = False
+        return is_cold or self.top_p == 0.0
 
     @property
     def reports_logprobs(self) -> bool:

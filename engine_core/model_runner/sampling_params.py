@@ -23,6 +23,7 @@ class ResolvedSampling:
         logprob_ids: tokens that are reported in place of the likeliest.
         min_tokens_ids: tokens that are impossible until min_tokens are there, rising.
         min_length: tokens of the sequence from which they are possible; 0 if there are none.
+        chained: None, or as sent with a chain; then `params` are neutral in what its samplers do.
     """
 
     params: SamplingParams
@@ -33,6 +34,7 @@ class ResolvedSampling:
     logprob_ids: tuple[int, ...]
     min_tokens_ids: tuple[int, ...]
     min_length: int
+    chained: SamplingParams | None
 
 
 class Seeds:
@@ -61,8 +63,22 @@ def resolve_sampling(
     draw_seed: Callable[[], int],
 ) -> ResolvedSampling:
     """A request without a seed gets one here: once, so that a preemption changes no token."""
-    if not params.is_greedy and params.seed is None:
+    if params.seed is None and not (params.is_greedy and params.chain is None):
         params = msgspec.structs.replace(params, seed=draw_seed())
+    chained = None
+    if params.chain is not None:
+        chained = params
+        params = msgspec.structs.replace(
+            params,
+            temperature=0.0 if params.is_greedy else 1.0,
+            top_k=0,
+            top_p=1.0,
+            min_p=0.0,
+            repetition_penalty=1.0,
+            presence_penalty=0.0,
+            frequency_penalty=0.0,
+            chain=None,
+        )
     top_k = params.top_k if params.top_k < vocab_size else 0
     min_tokens_ids = {*eos_token_ids, *params.stop_token_ids} if params.min_tokens else ()
     num_logprobs = -1 if params.logprobs is None else params.logprobs
@@ -79,4 +95,5 @@ def resolve_sampling(
         logprob_ids=params.logprob_token_ids,
         min_tokens_ids=tuple(sorted(min_tokens_ids)),
         min_length=num_prompt_tokens + params.min_tokens if min_tokens_ids else 0,
+        chained=chained,
     )

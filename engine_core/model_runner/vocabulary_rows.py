@@ -37,6 +37,9 @@ class VocabularyRows(Protocol):
     ) -> TokenLogprobs:
         """See `SamplingOperations.token_logprobs`; ids are of the whole vocabulary."""
 
+    def whole(self, logits_RV: torch.Tensor) -> torch.Tensor:
+        """The logits of all tokens, whichever rank has them."""
+
 
 class WholeVocabulary:
     """`VocabularyRows` of all tokens. `token_logprobs`: of the backend that made the logits."""
@@ -49,6 +52,9 @@ class WholeVocabulary:
         self.size = size
         self.tokens = range(size)
         self.token_logprobs = token_logprobs
+
+    def whole(self, logits_RV: torch.Tensor) -> torch.Tensor:
+        return logits_RV
 
 
 def token_logits(
@@ -86,6 +92,9 @@ class VocabularyShard:
         ranks_R = self._collectives.all_reduce_((logprobs_RV > own_RN[:, :1]).sum(dim=1)) + 1
         top_RK, top_ids_RK = self.topk(logprobs_RV, num_top)
         return TokenLogprobs(own_RN=own_RN, ranks_R=ranks_R, top_ids_RK=top_ids_RK, top_RK=top_RK)
+
+    def whole(self, logits_RV: torch.Tensor) -> torch.Tensor:
+        return gather_logits(logits_RV, self.size, self._collectives)
 
     def _log_total(self, logits_RV: torch.Tensor) -> torch.Tensor:
         return self._collectives.all_gather(logits_RV.logsumexp(dim=1)).logsumexp(dim=0)
@@ -191,7 +200,7 @@ class VocabularyShard:
         if not is_done_R.all():
             rest = ~is_done_R
             chosen_R[rest] = self._ops.sample(
-                gather_logits(logits_RV[rest], self.size, self._collectives),
+                self.whole(logits_RV[rest]),
                 seeds_R[rest],
                 positions_R[rest],
                 SamplingLimits(

@@ -62,6 +62,7 @@ def check_beam_search(
         "top_k": params.top_k != 0,
         "top_p": params.top_p != 1.0,
         "min_p": params.min_p != 0.0,
+        "samplers of llama.cpp": params.chain is not None,
     }
     _refuse_unsupported("a beam search", unsupported)
 

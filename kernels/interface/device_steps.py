@@ -10,6 +10,7 @@ The tests hold it against a specification in torch (`tests/kernels/torch_device_
 """
 
 import enum
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -28,6 +29,10 @@ class SamplingMode(enum.Enum):
     """top_k, top_p or min_p somewhere."""
     FULL = "full"
     """Anything."""
+
+
+RowFunction = Callable[[torch.Tensor], torch.Tensor]
+"""Of a row of logits, float32 [V], to another, which does not wait for the device."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,12 +63,13 @@ class StepSampler(Protocol):
         num_sequences: int,
         mode: SamplingMode,
         masks: LogitMasks | None = None,
+        chains: Mapping[int, RowFunction] | None = None,
     ) -> torch.Tensor:
         """One token for each sampled sequence of the packed step, into `results`. Returns the
         logits that log-probabilities are of: those that were given, or processed ones.
 
-            raw logits -> masks -> allowed tokens -> min_tokens -> bias -> penalties -> greedy rows
-            end here -> temperature -> min_p, top_k, top_p -> the best of logits + noise
+            raw logits -> masks -> allowed tokens -> min_tokens -> bias -> penalties -> chains ->
+            greedy rows end here -> temperature -> min_p, top_k, top_p -> the best of logits + noise
 
         Noise is a function of (seed, position, token), position being the index in its sequence of
         the token that is chosen. Log-probabilities and ranks are of the raw logits, unless
@@ -80,6 +86,7 @@ class StepSampler(Protocol):
             num_sequences: of the step, may count padding.
             mode: what the sampled rows may need; a mode that leaves out an option ignores it.
             masks: for each row of logits; only in mode FULL.
+            chains: by row of logits what becomes of it; only in mode FULL.
         """
 
 

@@ -81,7 +81,7 @@ def gumbel_noise(
     """
     ids_RC = token_ids_RC.numpy()
     seeds_R1, positions_R1 = (each.numpy()[:, None] for each in (seeds_R, positions_R))
-    words = _words(
+    words = random_words(
         (ids_RC >> 2).astype(np.uint64), seeds_R1.astype(np.uint64), positions_R1.astype(np.uint64)
     )
     chosen_RC = np.choose(ids_RC & 3, words) >> np.uint64(9)
@@ -104,15 +104,18 @@ def noise_of_vocabulary(
     words_Q4 = np.empty((len(quads), 4), np.float32)
     for start in range(0, len(quads), _PIECE):
         piece = slice(start, start + _PIECE)
-        words = _words(quads[piece], np.uint64(seed % 2**64), np.uint64(position))
+        words = random_words(quads[piece], np.uint64(seed % 2**64), np.uint64(position))
         for lane, word in enumerate(words):
             words_Q4[piece, lane] = word >> np.uint64(9)
     start = first_token % 4
     return to_gumbel(torch.from_numpy(words_Q4.reshape(-1)[start : start + vocab_size]))
 
 
-def _words(quads: UInt64, seed: UInt64, position: UInt64) -> tuple[npt.NDArray[np.uint64], ...]:
-    counter = (quads, position & _LOW, position >> _HALF, np.uint64(STREAM))
+def random_words(
+    quads: UInt64, seed: UInt64, position: UInt64, stream: int = STREAM
+) -> tuple[npt.NDArray[np.uint64], ...]:
+    """Four random 32-bit words for each counter, see `philox_4x32`, of a seed and a position."""
+    counter = (quads, position & _LOW, position >> _HALF, np.uint64(stream))
     return philox_4x32(counter, (seed & _LOW, seed >> _HALF))
 
 

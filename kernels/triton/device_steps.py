@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import torch
 
-from kernels.interface.device_steps import LogitMasks, SamplingMode
+from kernels.interface.device_steps import LogitMasks, RowFunction, SamplingMode
 from kernels.interface.sampling_rows import MAX_DEVICE_LOGPROBS, SamplingRows, StepResults
 from kernels.interface.step_inputs import PackedLayout
 from kernels.triton.sampling.columns import SamplingColumns, gather_sampling_columns
@@ -76,6 +77,7 @@ class TritonStepSampler:
         num_sequences: int,
         mode: SamplingMode,
         masks: LogitMasks | None = None,
+        chains: Mapping[int, RowFunction] | None = None,
     ) -> torch.Tensor:
         """See `StepSampler.sample`."""
         num_rows, is_full = logits_NV.shape[0], mode is SamplingMode.FULL
@@ -98,6 +100,8 @@ class TritonStepSampler:
                 prompt_bits_NW=rows.prompt_bits_NW,
                 output_counts_NV=rows.output_counts_NV,
             )
+            for index, chain in (chains or {}).items():
+                logits_NV[index] = chain(logits_NV[index])
         sample(
             logits_NV,
             columns,

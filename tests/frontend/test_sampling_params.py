@@ -15,6 +15,7 @@ from frontend import (
     RepetitionDetectionParams,
     SamplingParams,
 )
+from frontend.text.sampler_chain import SamplerChainFields, breaker_tokens
 from frontend.wire_params import bad_word_ids, thinking_budget
 from protocol.errors import InvalidParameter
 
@@ -77,6 +78,7 @@ REFUSED = [
     {"use_beam_search": True},
     {"logits_processors": [print]},
     {"watermarking": True},
+    {"mirostat": 2},
     {"prompt_logprob_token_ids": [[1]]},
     {"flat_logprobs": True},
     {"stream_interval": 3},
@@ -113,10 +115,87 @@ def test_every_parameter_reaches_the_engine_or_is_the_clients_or_is_refused():
         "bad_words", "repetition_detection", "thinking_token_budget", "extra_args",
     }  # fmt: skip
     of_the_client |= {"structured_outputs", "guided_decoding"}  # test_structured_outputs.py
+    of_the_client |= {each.name for each in dataclasses.fields(SamplerChainFields)}  # below
     refused = {next(iter(options)) for options in REFUSED} | {"prompt_logprob_start"}
     assert {each.name for each in dataclasses.fields(SamplingParams)} == (
         sent.keys() | of_the_client | refused
     )
+
+
+LLAMA = {
+    "typical_p": 0.9, "top_n_sigma": 1.5, "xtc_probability": 0.5, "xtc_threshold": 0.2,
+    "dry_multiplier": 0.8, "dry_base": 2.0, "dry_allowed_length": 3, "dry_penalty_last_n": -1,
+    "dynatemp_range": 0.5, "dynatemp_exponent": 2.0, "repeat_last_n": 64,
+}  # fmt: skip
+
+
+def test_llama_cpps_samplers_arrive_under_their_names():
+    wire = SamplingParams(**LLAMA, top_k=40, samplers=["DRY", "top-k", "typ", "minp", "temp"])
+    chain = wire.to_wire(1, 100).chain
+    assert {name: getattr(chain, name) for name in LLAMA} == LLAMA
+    assert chain.samplers == ("dry", "top_k", "typ_p", "min_p", "temperature")
+    assert SamplingParams(top_n_sigma=1.0).to_wire(1, 9).chain.samplers == (
+        "penalties", "dry", "top_n_sigma", "top_k", "typ_p", "top_p", "min_p", "xtc", "temperature",
+    )  # fmt: skip
+
+
+def test_what_samplers_leave_out_is_neutral_and_what_does_nothing_is_no_chain():
+    given = {"top_p": 0.5, "min_p": 0.1, "temperature": 0.0, "presence_penalty": 1.0, "top_k": 3}
+    wire = SamplingParams(samplers=["top_k"], **given).to_wire(1, 9)
+    assert (wire.top_k, wire.top_p, wire.min_p, wire.temperature) == (3, 1.0, 0.0, 1.0)
+    assert not wire.has_penalties
+    for nothing in (
+        {}, {"typical_p": 1}, {"top_n_sigma": 0}, {"xtc_probability": 1.0, "xtc_threshold": 0.6},
+        {"dry_base": 3.0}, {"dry_multiplier": 1.0, "dry_penalty_last_n": 0}, {"repeat_last_n": 64},
+    ):  # fmt: skip
+        assert SamplingParams(**nothing).to_wire(1, 9).chain is None
+    for something in ({"repeat_last_n": 0, "presence_penalty": 1.0}, {"samplers": []}):
+        assert SamplingParams(**something).to_wire(1, 9).chain is not None
+    assert not SamplingParams(temperature=0, dynatemp_range=0.5).to_wire(1, 9).is_greedy
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"typical_p": 1.5}, "typical_p is 1.5, it must be from 0.0 to 1.0"),
+        ({"dry_base": 0.5}, "dry_base is 0.5, it must be at least 1.0"),
+        ({"dry_allowed_length": -1}, "dry_allowed_length is -1"),
+        ({"repeat_last_n": -2}, "repeat_last_n is -2"),
+        ({"repeat_last_n": 2.5}, "repeat_last_n is 2.5, it must be a whole number"),
+        ({"samplers": ["top_k", "tfs"]}, "samplers holds 'tfs', its names are penalties, dry"),
+        ({"samplers": "top_k"}, "samplers is 'top_k', it must be a list"),
+        ({"samplers": ["dry"] * 33}, "the length of samplers is 33, it must be from 0 to 32"),
+        ({"dry_sequence_breakers": ["a" * 41]}, "1 texts of up to 41 characters, the limit is 32"),
+        ({"dry_sequence_breakers": [1]}, "dry_sequence_breakers is .1., it must be a list"),
+    ],
+)
+def test_a_sampler_outside_its_limits_is_named(options, message):
+    with pytest.raises(InvalidInput, match=message):
+        SamplingParams(**options)
+
+
+def test_breakers_are_the_tokens_that_hold_them_or_begin_them():
+    class Words:
+        """A tokenizer of these texts, longest first."""
+
+        texts = ("a", "b:", "\n", "x\n\n", "b", ":", "end", "e", "n", "d", "the")
+        vocab_size = len(texts)
+
+        def __init__(self):
+            self.backend = SimpleNamespace(
+                decode_batch=lambda ids, skip_special_tokens: [self.texts[each] for (each,) in ids]
+            )
+
+        def encode(self, text, add_special_tokens):
+            return [self.texts.index(character) for character in text]
+
+    words = Words()
+    assert breaker_tokens(["\n", ":"], words) == (((1, 2, 3, 5), ()),)
+    assert {tail: heads for heads, tail in breaker_tokens(["end"], words)} == {
+        (): (6,), (8, 9): (7, 10),
+    }  # fmt: skip
+    assert breaker_tokens(None, words) == (((1, 2, 3, 5), ()),)
+    assert breaker_tokens([], words) == ()
 
 
 def test_extra_args_are_sent_as_json_or_refused():

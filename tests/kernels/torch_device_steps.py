@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import torch
 
-from kernels.interface.device_steps import LogitMasks, SamplingMode
+from kernels.interface.device_steps import LogitMasks, RowFunction, SamplingMode
 from kernels.interface.sampling import Penalties, SamplingLimits
 from kernels.interface.sampling_rows import (
     WORD_BITS,
@@ -164,14 +165,17 @@ class TorchStepSampler:
         num_sequences: int,
         mode: SamplingMode,
         masks: LogitMasks | None = None,
+        chains: Mapping[int, RowFunction] | None = None,
     ) -> torch.Tensor:
         """See `StepSampler.sample`."""
-        assert masks is None or mode is SamplingMode.FULL
+        assert (masks is None and not chains) or mode is SamplingMode.FULL
         raw_NV, logits_NV = logits_NV, logits_NV.to(torch.float32, copy=True)
         counted: list[tuple[int, int]] = []
         for sequence in _sequences(packed, layout):
             if sequence.sample_index >= 0:
-                self._sample_row(logits_NV[sequence.sample_index], sequence, mode, masks)
+                index = sequence.sample_index
+                chain = (chains or {}).get(index)
+                self._sample_row(logits_NV[index], sequence, mode, masks, chain)
                 before = slice(sequence.sample_index - len(sequence.drafts), sequence.sample_index)
                 if self.results.token_ids_C[before].tolist() == [*sequence.drafts]:
                     token_id = int(self.results.token_ids_C[sequence.sample_index])
@@ -187,6 +191,7 @@ class TorchStepSampler:
         sequence: _Sequence,
         mode: SamplingMode,
         masks: LogitMasks | None,
+        chain: RowFunction | None,
     ) -> None:
         out, sample_index = self.results, sequence.sample_index
         words = self.rows.state_NX[sequence.row, : len(StateWord)]
@@ -198,6 +203,8 @@ class TorchStepSampler:
                 allowed_V = _bits(masks.bits_RW[sample_index])[: self.rows.vocab_size]
                 logits_V[~allowed_V] = -torch.inf
             self._change(logits_V, sequence, numbers, reals)
+            if chain is not None:
+                logits_V.copy_(chain(logits_V))
         best = logits_V.amax()
         temperature = reals[StateWord.TEMPERATURE]
         if temperature > 0 and best.isfinite() and (best / temperature).isinf():

@@ -42,6 +42,7 @@ def make_sampler(config: RunnerConfig, batch: CPUInputBatch) -> CPUSampler:
         processors=processors,
         vocabulary=vocabulary,
         reports_processed=config.reports_processed,
+        token_ids=batch.token_ids,
     )
 
 

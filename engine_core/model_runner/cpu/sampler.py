@@ -2,7 +2,8 @@
 
 raw logits, reported unless processed ones are -> logits processors
 -> masks -> allowed tokens -> min_tokens -> bias -> penalties -> greedy rows take the best here
--> temperature -> min_p -> top_k -> top_p -> Gumbel-max"""
+-> temperature -> min_p -> top_k -> top_p -> Gumbel-max
+A row with a chain has llama.cpp's samplers behind the bias, in place of all down to Gumbel-max."""
 
 import dataclasses
 from collections.abc import Mapping, Sequence
@@ -14,6 +15,7 @@ import torch
 from engine_core.model_runner.cpu.row_processors import RowProcessors
 from engine_core.model_runner.logit_masks import RowMasks
 from engine_core.model_runner.output import INFINITE, NO_TOKEN_LEFT, NOT_FINITE, report_logprobs
+from engine_core.model_runner.sampler_chain import RowChain
 from engine_core.model_runner.sampling_params import ResolvedSampling
 from engine_core.model_runner.vocabulary_rows import VocabularyRows, WholeVocabulary
 from engine_core.scheduler.records.prompt_content import EmbeddedRows, token_ranges
@@ -66,6 +68,7 @@ class LogitRules:
     bias_values: torch.Tensor
     allowed_columns: torch.Tensor | None
     counts: PenaltyCounts | None
+    chain: RowChain | None
 
 
 class CPUSampler:
@@ -76,6 +79,8 @@ class CPUSampler:
         vocabulary: that a row of logits is of; None: `vocab_size` tokens.
         processors: the operator's; None: there are none.
         reports_processed: log-probabilities are of what is drawn from, not of the raw logits.
+        token_ids: [row, position], the batch's, for rows with a chain. What stands before the
+            position to be sampled are the sequence's tokens, then drafts.
     """
 
     def __init__(
@@ -87,8 +92,10 @@ class CPUSampler:
         processors: RowProcessors | None = None,
         vocabulary: VocabularyRows | None = None,
         reports_processed: bool = False,
+        token_ids: npt.NDArray[np.int32] | None = None,
     ) -> None:
         self._ops = ops
+        self._token_ids = token_ids
         self.vocabulary = vocabulary or WholeVocabulary(vocab_size)
         self.processors = processors
         self._reports_processed = reports_processed
@@ -165,12 +172,14 @@ class CPUSampler:
             or params.logit_bias
             or params.allowed_token_ids is not None
             or sampling.min_tokens_ids
+            or sampling.chained is not None
         ):
             return None
         allowed, start = params.allowed_token_ids, sampling.num_prompt_tokens
+        prompt_ranges = token_ranges(embeds, start)
         first, tokens = self.vocabulary.tokens.start, self.vocabulary.tokens
         bias = {id_: value for id_, value in params.logit_bias.items() if id_ in tokens}
-        prompt = [id_ for part in token_ranges(embeds, start) for id_ in token_ids[part]]
+        prompt = [id_ for part in prompt_ranges for id_ in token_ids[part]]
         return LogitRules(
             params=params,
             min_length=sampling.min_length,
@@ -183,6 +192,7 @@ class CPUSampler:
                 if params.has_penalties
                 else None
             ),
+            chain=RowChain.of(sampling, prompt_ranges, torch.device("cpu")),
         )
 
     def _columns(self, token_ids: Sequence[int]) -> torch.Tensor:
@@ -249,6 +259,12 @@ class CPUSampler:
             rules, position = self._rules[int(rows[index])], int(positions[index])
             drafts = drafts_before.get(index, ())
             _apply_rules(logits_RV[index], rules, position, drafts, self._ops)
+            if rules.chain is not None:
+                assert self._token_ids is not None
+                row_L = torch.from_numpy(self._token_ids[int(rows[index])])
+                whole_V = self.vocabulary.whole(logits_RV[index, None])[0]
+                mine = slice(self.vocabulary.tokens.start, self.vocabulary.tokens.stop)
+                logits_RV[index] = rules.chain.apply(whole_V, row_L, position)[mine]
         changed = np.flatnonzero(is_changed)
         if changed.size:
             part_RV = logits_RV if len(changed) == len(rows) else logits_RV[changed]

@@ -45,7 +45,10 @@ class DraftingGPURunner(GPUModelRunner):
         self._host_rows = RunnerRows(config)
         self.host_batch = CPUInputBatch(config)
         self._host_sampler = CPUSampler(
-            TorchOperations(), max_num_rows=config.max_num_seqs, vocab_size=config.vocab_size
+            TorchOperations(),
+            max_num_rows=config.max_num_seqs,
+            vocab_size=config.vocab_size,
+            token_ids=self.host_batch.token_ids,
         )
         sampling = DraftSampling(config, self.host_batch, self._host_sampler)
         buckets = (*self._buckets.decodes, *self._buckets.mixed)

@@ -12,6 +12,7 @@ from engine_core.kv_cache import BlockIds
 from engine_core.model_runner.config import RunnerConfig
 from engine_core.model_runner.row_parts import Int32Array, Int64Array, RowParts
 from engine_core.model_runner.rows import PlacedRow, RunnerRows, TableWrites
+from engine_core.model_runner.sampler_chain import RowChain
 from engine_core.model_runner.sampling_params import ResolvedSampling
 from engine_core.scheduler import SchedulerOutput
 from engine_core.scheduler.records.prompt_content import token_ranges
@@ -71,6 +72,9 @@ class GPUInputBatch:
         self.num_logprobs: Int64Array = np.full(max_num_rows, -1, np.int64)
         self.logprob_ids: dict[int, tuple[int, ...]] = {}
         """Tokens to report, by row, of rows that name them: the host reports those."""
+        self.chains: dict[int, RowChain] = {}
+        """Samplers by llama.cpp's names, by row, of rows that have any."""
+        self._device = config.ops.device
         self.refusals: dict[int, str] = {}
         """Why the device cannot serve a row's request, by row."""
 
@@ -79,6 +83,7 @@ class GPUInputBatch:
         freed, placed = self._rows.free(plan), self._rows.place(plan)
         for row in freed:
             self.refusals.pop(row, None)
+            self.chains.pop(row, None)
         changes = RowChanges()
         for each in placed:
             self._place(each, changes)
@@ -119,6 +124,10 @@ class GPUInputBatch:
         self.logprob_ids.pop(row, None)
         if sampling.logprob_ids:
             self.logprob_ids[row] = sampling.logprob_ids
+        prompt_ranges = token_ranges(placed.request.prompt_embeds, sampling.num_prompt_tokens)
+        self.chains.pop(row, None)
+        if (chain := RowChain.of(sampling, prompt_ranges, self._device)) is not None:
+            self.chains[row] = chain
         self.refusals.pop(row, None)
         if packed.refusal is not None:
             self.refusals[row] = packed.refusal
@@ -131,7 +140,7 @@ class GPUInputBatch:
             changes.penalties.append(
                 PenaltyRow(
                     row,
-                    token_ranges(placed.request.prompt_embeds, sampling.num_prompt_tokens),
+                    prompt_ranges,
                     sampling.num_prompt_tokens,
                     len(placed.token_ids),
                 )
@@ -236,7 +245,9 @@ def pack_sampling(sampling: ResolvedSampling, *, vocab_size: int) -> PackedSampl
             TokenList.BIAS_IDS: np.array(list(biases), np.int32),
             TokenList.BIAS_VALUES: np.array(list(biases.values()), np.float32).view(np.int32),
         },
-        needs_full=bool(params.has_penalties or biases or has_mask or on_device),
+        needs_full=bool(
+            params.has_penalties or biases or has_mask or on_device or sampling.chained is not None
+        ),
         refusal=refusal,
     )
 

@@ -6,6 +6,7 @@ device                |  n .......................... | n + 1 .................
 
 import collections
 import dataclasses
+import functools
 from collections.abc import Sequence
 
 import numpy as np
@@ -294,7 +295,7 @@ class GPUModelRunner:
         def work() -> None:
             graph = None
             if step is not None and step.bucket is not None:
-                mode = step.mode if masks is None else None
+                mode = step.mode if masks is None and not step.chains else None
                 has_parts = any(part.reads_all_rows for part in step.parts)
                 graph = self.graphs.replay_of(GraphKey(step.bucket, mode, has_parts))
             self.storage.carry_out(copies)
@@ -309,12 +310,12 @@ class GPUModelRunner:
                 return
             for part in step.parts:
                 part.begin()
-            if masks is not None:
+            if masks is not None or step.chains:
                 logits_NV = None
                 if graph is not None:
                     graph()
                     logits_NV = self._graph_logits_NV
-                self._choose_masked(slot, step, results, logits_NV, masks)
+                self._choose_apart(slot, step, results, logits_NV, masks)
             elif graph is None:
                 self._compute(step, results)
             else:
@@ -324,19 +325,23 @@ class GPUModelRunner:
 
         return results, self._queue.launch(work)
 
-    def _choose_masked(
+    def _choose_apart(
         self,
         slot: int,
         step: GPUStep,
         results: HostResults,
         logits_NV: torch.Tensor | None,
-        masks: TokenMasks,
+        masks: TokenMasks | None,
     ) -> None:
         """The device computes logits while masks are made; then they are sent, and it samples.
         `logits_NV`: of a graph that was replayed."""
         if logits_NV is None:
             logits_NV = self._forward(step)
-            assert logits_NV is not None, "masks are of sampled sequences"
+            assert logits_NV is not None, "masks and chains are of sampled sequences"
+        masks_sent = None if masks is None else self._sent(slot, step, masks)
+        self._choose(step, logits_NV[: len(step.sampled_N)], results, masks_sent)
+
+    def _sent(self, slot: int, step: GPUStep, masks: TokenMasks) -> LogitMasks:
         if self._grammar_masks is None:
             self._grammar_masks = GrammarMasks(
                 self._queue,
@@ -344,8 +349,7 @@ class GPUModelRunner:
                 vocab_size=self.config.vocab_size,
                 num_slots=_MAX_STEPS_IN_FLIGHT,
             )
-        masks_sent = self._grammar_masks.send(slot, step, masks)
-        self._choose(step, logits_NV[: len(step.sampled_N)], results, masks_sent)
+        return self._grammar_masks.send(slot, step, masks)
 
     def _capture(self, key: GraphKey) -> Work:
         """What replays a decode step; called inside launched work, before the step's own words are
@@ -444,8 +448,18 @@ class GPUModelRunner:
     ) -> None:
         packed, layout = self._buffer.device_words, self._buffer.layout
         num_sequences, num_sampled = len(step.rows_R), len(step.sampled_N)
+        tokens = self._device_rows.token_ids
         told_NV = self._sampler.sample(
-            logits_NV, packed, layout, num_sequences=num_sequences, mode=step.mode, masks=masks
+            logits_NV,
+            packed,
+            layout,
+            num_sequences=num_sequences,
+            mode=step.mode,
+            masks=masks,
+            chains={
+                index: functools.partial(chain.apply, token_ids_L=tokens[row], position=position)
+                for index, (row, position, chain) in step.chains.items()
+            },
         )
         if results is not None:
             results.fetch_logits(told_NV, step)

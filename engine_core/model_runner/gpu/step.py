@@ -15,6 +15,7 @@ from engine_core.model_runner.drafts import VerifiedRows
 from engine_core.model_runner.gpu.input_batch import GPUInputBatch, num_device_logprobs
 from engine_core.model_runner.gpu.step_buckets import MAX_LONG_PREFILLS, StepBucket, StepBuckets
 from engine_core.model_runner.row_parts import Int64Array, StepPart, StepRows
+from engine_core.model_runner.sampler_chain import RowChain
 from engine_core.scheduler import SchedulerOutput
 from kernels.interface.device_steps import SamplingMode
 from kernels.interface.long_prefills import is_long_prefill
@@ -48,6 +49,8 @@ class GPUStep(StepEntries):
         reads_last_rows: of each entry's hidden states the last alone is read, and some have more.
         parts: what features do in it.
         shifts_R: see `pack_step`; None: there are none.
+        chains: of sampled entries with llama.cpp's samplers, by index, their row, the position of
+            the token to choose, the samplers. They are not part of a graph.
     """
 
     sampled_N: Int64Array
@@ -63,6 +66,7 @@ class GPUStep(StepEntries):
     logprob_ids: tuple[tuple[int, ...], ...] = ()
     parts: tuple[StepPart, ...] = ()
     shifts_R: Int64Array | None = None
+    chains: dict[int, tuple[int, int, RowChain]] = dataclasses.field(default_factory=dict)
 
     @property
     def has_reports(self) -> bool:
@@ -126,7 +130,19 @@ def arrange_step(
         ),
         parts=parts,
         shifts_R=next((part.shifts_R for part in parts if part.shifts_R is not None), None),
+        chains=_chains_of(batch, entries) if batch.chains else {},
     )
+
+
+def _chains_of(batch: GPUInputBatch, entries: StepEntries) -> dict[int, tuple[int, int, RowChain]]:
+    sampled_R = entries.needs_sampling_R
+    rows = entries.rows_R[sampled_R].tolist()
+    positions = (entries.num_computed_R + entries.num_scheduled_R)[sampled_R].tolist()
+    return {
+        index: (row, position, batch.chains[row])
+        for index, (row, position) in enumerate(zip(rows, positions, strict=True))
+        if row in batch.chains
+    }
 
 
 def _entries(plan: SchedulerOutput, batch: GPUInputBatch) -> StepEntries:

@@ -2,9 +2,18 @@
 
 import numpy as np
 
-from protocol.sampling import SamplingParams
+from protocol.sampling import SamplerChain, SamplingParams
 
 V = 131
+CHAINS = (
+    SamplerChain(
+        dry_multiplier=2.0, dry_allowed_length=1, dry_breakers=(((3, 9), ()), ((8,), (4,)))
+    ),
+    SamplerChain(xtc_probability=0.5, xtc_threshold=0.01, typical_p=0.9),
+    SamplerChain(top_n_sigma=2.0, dynatemp_range=0.5, repeat_last_n=9),
+    SamplerChain(samplers=("temperature", "top_p", "penalties", "top_k"), repeat_last_n=-1),
+    SamplerChain(),
+)
 
 
 def assert_same_answer(plan, found, expected, needs_sampling):
@@ -68,4 +77,6 @@ def draw_params(draw, *, max_tokens=12, may_fail=True):
         fields |= {"allowed_token_ids": (7,), "min_tokens": 2}
     if draw.random() < 0.3:
         fields["logprobs"] = draw.choice([0, 1, 5, 128, -1])
+    if fields["seed"] % 4 == 0:
+        fields["chain"] = CHAINS[fields["seed"] // 4 % len(CHAINS)]
     return SamplingParams(**fields)

@@ -7,7 +7,7 @@ from fake_device import LateQueue
 from msgspec.structs import force_setattr
 from plans import Drive, Plans
 
-from protocol.sampling import SamplingParams
+from protocol.sampling import SamplerChain, SamplingParams
 from tests.covering import covering_pairs
 
 V = 131
@@ -22,9 +22,16 @@ KINDS = {
         max_tokens=99, temperature=0.0, min_tokens=4, stop_token_ids=tuple(range(0, V, 2))
     ),
     "reported by the host": SamplingParams(max_tokens=99, seed=8, logprobs=-1),
-}
+    "chained": SamplingParams(
+        max_tokens=99, seed=9, top_k=30, repetition_penalty=1.5, temperature=0.7,
+        chain=SamplerChain(
+            dry_multiplier=1.5, dry_allowed_length=1, xtc_probability=0.5, xtc_threshold=0.02,
+            typical_p=0.9, top_n_sigma=3.0, dynatemp_range=0.5, repeat_last_n=6,
+        ),
+    ),
+}  # fmt: skip
 PROMPTS = {
-    name: torch.randint(V, (4 + 3 * at,), generator=torch.Generator().manual_seed(at)).tolist()
+    name: torch.randint(V, (4 + at % 6 * 3,), generator=torch.Generator().manual_seed(at)).tolist()
     for at, name in enumerate(KINDS)
 }
 SHORT = [name for name in KINDS if name != "reported by the host"]
