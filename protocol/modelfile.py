@@ -9,6 +9,7 @@ from protocol.presets import Parameters, Preset, PresetError
 
 _INSTRUCTIONS = ("FROM", "PARAMETER", "TEMPLATE", "SYSTEM", "ADAPTER", "MESSAGE", "LICENSE")
 _NAMED = ("PARAMETER", "MESSAGE")
+_LISTS = ("stop", "samplers", "dry_sequence_breakers")
 
 
 def read_modelfile(text: str, name: str = "Modelfile") -> Preset:
@@ -76,7 +77,7 @@ def _add(fields: dict[str, Any], instruction: str, key: str, value: str) -> None
         fields["messages"].append({"role": key, "content": value})
     elif instruction == "PARAMETER" and key not in known:
         raise ValueError(f"there is no parameter {key!r:.100}; omit it, or use {', '.join(known)}")
-    elif key == "stop":
+    elif key in _LISTS:
         parameters.setdefault(key, []).append(value)
     elif instruction == "LICENSE" and field in fields:
         fields[field] += f"\n{value}"
@@ -107,7 +108,7 @@ def parameter_lines(parameters: Parameters) -> list[str]:
     lines = []
     for name, value in parameters.given().items():
         values = value if isinstance(value, list) else [value]
-        lines += [f"{name} {_quoted(each) if name == 'stop' else each}" for each in values]
+        lines += [f"{name} {_quoted(each) if name in _LISTS else each}" for each in values]
     return lines
 
 

@@ -26,12 +26,39 @@ _MAX_BYTES, _MOST = 1 << 20, 1024
 _GO_TEMPLATE = re.compile(r"\{\{-?\s*(\.[A-Z]|\$|(if|range|with|define|block|template)\s)")
 
 
+_WHOLE = (
+    "num_ctx", "num_predict", "seed", "top_k", "num_keep", "repeat_last_n", "dry_allowed_length",
+    "dry_penalty_last_n",
+)  # fmt: skip
+
+
 class PresetError(InvalidParameter):
     """A preset, or the Modelfile of one, cannot be used; the message names the place and the next
     action."""
 
 
-class Parameters(msgspec.Struct, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
+class LlamaSamplers(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+    """llama.cpp's samplers as users name them; None: its default, which does nothing. See
+    `protocol.sampling.SamplerChain`."""
+
+    typical_p: Annotated[float, Meta(ge=0, le=1)] | None = None
+    top_n_sigma: float | None = None
+    xtc_probability: Annotated[float, Meta(ge=0, le=1)] | None = None
+    xtc_threshold: Annotated[float, Meta(ge=0, le=1)] | None = None
+    dry_multiplier: Annotated[float, Meta(ge=0)] | None = None
+    dry_base: Annotated[float, Meta(ge=1)] | None = None
+    dry_allowed_length: Annotated[int, Meta(ge=0)] | Annotated[float, Meta(ge=0)] | None = None
+    dry_penalty_last_n: Annotated[int, Meta(ge=-1)] | Annotated[float, Meta(ge=-1)] | None = None
+    dry_sequence_breakers: list[str] | None = None
+    dynatemp_range: Annotated[float, Meta(ge=0)] | None = None
+    dynatemp_exponent: Annotated[float, Meta(ge=0)] | None = None
+    repeat_last_n: Annotated[int, Meta(ge=-1)] | Annotated[float, Meta(ge=-1)] | None = None
+    """How many tokens penalties look at; None: all."""
+    samplers: list[str] | None = None
+    """Their order."""
+
+
+class Parameters(LlamaSamplers, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
     """Sampling by Ollama's names. None: the model's own default. Whole numbers may come as 3.0."""
 
     num_ctx: Annotated[int, Meta(ge=1)] | Annotated[float, Meta(ge=1)] | None = None
@@ -44,15 +71,13 @@ class Parameters(msgspec.Struct, kw_only=True, forbid_unknown_fields=True, omit_
     top_k: Annotated[int, Meta(ge=-1)] | Annotated[float, Meta(ge=-1)] | None = None
     min_p: Annotated[float, Meta(ge=0, le=1)] | None = None
     repeat_penalty: Annotated[float, Meta(gt=0)] | None = None
-    repeat_last_n: Annotated[float, Meta(ge=-1, le=-1)] | None = None
-    """Penalties look at all tokens."""
     presence_penalty: Annotated[float, Meta(ge=-2, le=2)] | None = None
     frequency_penalty: Annotated[float, Meta(ge=-2, le=2)] | None = None
     stop: str | list[str] | None = None
 
     def __post_init__(self) -> None:
         """Raises ValueError: a fraction of a whole number."""
-        for name in ("num_ctx", "num_predict", "seed", "top_k", "num_keep"):
+        for name in _WHOLE:
             if isinstance(value := getattr(self, name, None), float):
                 if not value.is_integer():
                     raise ValueError(f"{name} is {value}, it must be a whole number")

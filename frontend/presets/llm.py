@@ -85,8 +85,7 @@ class PresetLLM(AsyncLLM):
 
 def _sampling(parameters: Parameters) -> dict[str, Any]:
     given = {_NAMES.get(name, name): value for name, value in parameters.given().items()}
-    for name in ("num_ctx", "repeat_last_n"):
-        given.pop(name, None)
+    given.pop("num_ctx", None)
     if given.get("max_tokens", 1) < 1:
         given["max_tokens"] = None  # as many as there is room for
     return given

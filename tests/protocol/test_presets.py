@@ -117,6 +117,9 @@ message assistant """It's-a
 me"""
 PARAMETER top_k 40.0
 PARAMETER num_predict -1
+PARAMETER repeat_last_n 64
+PARAMETER samplers dry
+PARAMETER samplers top_k
 ADAPTER ./a b
 LICENSE "MIT"
 LICENSE of mine
@@ -130,7 +133,14 @@ From  /models/a b.gguf'''
             PresetMessage("user", "Who are you?"),
             PresetMessage("assistant", "It's-a\nme"),
         ],
-        parameters=Parameters(temperature=0.7, stop=["User: ", "</s>\n"], top_k=40, num_predict=-1),
+        parameters=Parameters(
+            temperature=0.7,
+            stop=["User: ", "</s>\n"],
+            top_k=40,
+            num_predict=-1,
+            repeat_last_n=64,
+            samplers=["dry", "top_k"],
+        ),
         license="MIT\nof mine",
     )
 
@@ -151,7 +161,8 @@ From  /models/a b.gguf'''
         ("PARAMETER temperature nan", "Expected `float` >= 0.0"),
         ("PARAMETER top_p 1.5", "PARAMETER top_p is '1.5': Expected `float` <= 1.0"),
         ("PARAMETER top_k 1.5", "top_k is 1.5, it must be a whole number"),
-        ("PARAMETER repeat_last_n 64", "repeat_last_n is .64.: Expected .* <= -1"),
+        ("PARAMETER repeat_last_n -2", "repeat_last_n is .-2.: Expected .* >= -1"),
+        ("PARAMETER repeat_last_n 2.5", "repeat_last_n is 2.5, it must be a whole number"),
         ("MESSAGE robot hi", "line 1: the role is 'robot', it must be system, user"),
         ("MESSAGE user", "MESSAGE has no value"),
         ('FROM a\nSYSTEM """b\nc', "line 2: its quotes are not closed"),

@@ -6,6 +6,8 @@ from typing import Annotated, Any, Literal
 import msgspec
 from msgspec import Meta
 
+from protocol.presets import LlamaSamplers
+
 Count = Annotated[int, Meta(ge=1)]
 
 
@@ -59,7 +61,7 @@ class RepetitionDetection(msgspec.Struct, forbid_unknown_fields=True, kw_only=Tr
     min_count: int = 0
 
 
-class GenerationRequest(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
+class GenerationRequest(LlamaSamplers, forbid_unknown_fields=True, kw_only=True):
     """What chat completions and completions share. None: the model's own default."""
 
     model: str | None = None
@@ -120,6 +122,10 @@ class GenerationRequest(msgspec.Struct, forbid_unknown_fields=True, kw_only=True
     bad_words: list[str] | None = None
     repetition_detection: RepetitionDetection | None = None
     thinking_token_budget: Annotated[int, Meta(ge=-1)] | None = None
+    mirostat: Literal[0] | None = None
+    mirostat_tau: float | None = None
+    """Taken and of no effect, as mirostat is off, as is `mirostat_eta`."""
+    mirostat_eta: float | None = None
     vllm_xargs: dict[str, Any] | None = None
     """`extra_args` for the engine's logits processors."""
     use_beam_search: Literal[False] | None = None

@@ -39,7 +39,6 @@ class Options(Parameters, forbid_unknown_fields=True, kw_only=True):
     penalize_newline: Literal[True] | None = None
     numa: bool | None = None
     tfs_z: Annotated[float, Meta(ge=1, le=1)] | None = None
-    typical_p: Annotated[float, Meta(ge=1, le=1)] | None = None
 
 
 class GenerationRequest(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):

@@ -266,7 +266,7 @@ def test_options_of_loading_change_no_answer(http):
         ({"options": {"frobnicate": 1}}, "'options.frobnicate'"),
         ({"options": {"temperature": -1}}, "options.temperature"),
         ({"options": {"mirostat": 2}}, "options.mirostat"),
-        ({"options": {"repeat_last_n": 64}}, "options.repeat_last_n"),
+        ({"options": {"repeat_last_n": -2}}, "options.repeat_last_n"),
         ({"format": "xml"}, "format is 'xml'"),
         ({"think": True}, '"fake" does not support thinking'),
         ({"keep_alive": 0}, "keep_alive is '0'"),

@@ -31,6 +31,10 @@ BODIES = {
     "/api/chat": {"messages": HELLO},
     "/api/generate": {"prompt": "Hello"},
 }
+SAMPLERS = {
+    "samplers": ["dry", "temp", "top-k"], "dry_multiplier": 0.5, "dry_allowed_length": 1,
+    "dry_sequence_breakers": [], "repeat_last_n": 5, "mirostat": 0, "mirostat_tau": 5.0,
+}  # fmt: skip
 BEGIN = "system:S;user:Hi;assistant:Yo;"
 MARIO = Preset(
     from_="fake",
@@ -42,6 +46,8 @@ MARIO = Preset(
         seed=7,
         repeat_penalty=1.5,
         presence_penalty=0.25,
+        typical_p=0.9,
+        repeat_last_n=64,
         num_predict=4,
         stop=["zzz"],
     ),
@@ -82,6 +88,7 @@ def test_a_preset_is_a_model_in_every_api(http, engine):
         params = request.sampling_params
         assert (params.temperature, params.top_k, params.seed) == (0.5, 3, 7)
         assert (params.repetition_penalty, params.presence_penalty) == (1.5, 0.25)
+        assert (params.chain.typical_p, params.chain.repeat_last_n) == (0.9, 64)
         assert params.has_stop_strings
         assert params.max_tokens == (9 if path == "/v1/messages" else 4)
     for path in ("/v1/chat/completions", "/api/generate"):
@@ -94,10 +101,14 @@ def test_a_preset_is_a_model_in_every_api(http, engine):
 def test_what_a_request_says_goes_before(http, engine):
     said = [{"role": "system", "content": "T"}, *HELLO]
     for path, more in {
-        "/v1/chat/completions": {"messages": said, "temperature": 0, "seed": 1, "max_tokens": 2},
+        "/v1/chat/completions": {"messages": said, "temperature": 0, "seed": 1, "max_tokens": 2}
+        | SAMPLERS,
         "/v1/messages": {"system": "T", "temperature": 0, "max_tokens": 2},
         "/v1/responses": {"instructions": "T", "temperature": 0, "max_output_tokens": 2},
-        "/api/chat": {"messages": said, "options": {"temperature": 0, "num_predict": 2}},
+        "/api/chat": {
+            "messages": said,
+            "options": {"temperature": 0, "num_predict": 2} | SAMPLERS,
+        },
         "/api/generate": {"system": "T", "options": {"temperature": 0, "num_predict": 2}},
     }.items():
         ask(http, path, **more)
@@ -105,6 +116,12 @@ def test_what_a_request_says_goes_before(http, engine):
         assert prompt_of(request) == "system:T;user:Hi;assistant:Yo;user:Hello;", path
         assert (request.sampling_params.temperature, request.sampling_params.max_tokens) == (0, 2)
         assert request.sampling_params.top_k == 3
+        chain = request.sampling_params.chain
+        if path in ("/v1/chat/completions", "/api/chat"):
+            assert (chain.samplers, chain.repeat_last_n) == (("dry", "temperature", "top_k"), 5)
+            assert (chain.dry_allowed_length, chain.dry_breakers) == (1, ())
+        else:
+            assert chain.repeat_last_n == 64
 
 
 def test_a_known_name_is_the_same_model_with_a_tag_or_without(serve):
