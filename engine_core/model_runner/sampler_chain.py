@@ -120,13 +120,16 @@ class RowChain:
             counted_N = token_ids_L[self.num_prompt_tokens : position].long()
         elif last_n >= 0:
             before_N = counted_N = before_N[max(0, len(before_N) - last_n) :]
-        repeated_C = left.counts(before_N) > 0
-        counts_C = left.counts(counted_N)
         values_C, penalty = left.values_C, params.repetition_penalty
-        scaled_C = torch.where(values_C > 0, values_C / penalty, values_C * penalty)
-        values_C = torch.where(repeated_C, scaled_C, values_C)
-        values_C = values_C - params.frequency_penalty * counts_C
-        left.replace(values_C - params.presence_penalty * (counts_C > 0))
+        if penalty != 1.0:
+            repeated_C = left.counts(before_N) > 0
+            scaled_C = torch.where(values_C > 0, values_C / penalty, values_C * penalty)
+            values_C = torch.where(repeated_C, scaled_C, values_C)
+        if params.frequency_penalty or params.presence_penalty:
+            counts_C = left.counts(counted_N)
+            values_C = values_C - params.frequency_penalty * counts_C
+            values_C = values_C - params.presence_penalty * (counts_C > 0)
+        left.replace(values_C)
 
     def _dry(self, left: "_Candidates", before_N: torch.Tensor) -> None:
         """DRY: https://github.com/oobabooga/text-generation-webui/pull/5677."""
@@ -140,13 +143,13 @@ class RowChain:
         lengths_M = torch.minimum(repeat_lengths(recent_N), most)
         next_M = recent_N[:-1]  # what followed each repetition
         is_long_M = (lengths_M >= allowed) & (most >= allowed) & ~breaks_N[:-1]
-        longest_V = torch.full((left.vocab_size,), -1, device=before_N.device)
-        longest_V.scatter_reduce_(0, next_M, torch.where(is_long_M, lengths_M, -1), "amax")
-        exponent_V = longest_V - allowed
+        exponent_M = lengths_M - allowed
         if chain.dry_base > 1.000001:
-            exponent_V = exponent_V.clamp(max=int(_LOG_OF_LARGEST / math.log(chain.dry_base)))
-        penalty_V = chain.dry_multiplier * torch.pow(chain.dry_base, exponent_V.double())
-        penalty_V = penalty_V.clamp(max=_LARGEST_PENALTY).float() * (longest_V >= 0)
+            exponent_M = exponent_M.clamp(max=int(_LOG_OF_LARGEST / math.log(chain.dry_base)))
+        penalty_M = chain.dry_multiplier * torch.pow(chain.dry_base, exponent_M.double())
+        penalty_M = penalty_M.clamp(max=_LARGEST_PENALTY).float() * is_long_M
+        penalty_V = torch.zeros(left.vocab_size, device=before_N.device)
+        penalty_V.scatter_reduce_(0, next_M, penalty_M, "amax")  # the longest repetition counts
         left.replace(left.values_C - left.of_tokens(penalty_V))
 
     def _breaks(self, recent_N: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -247,7 +250,6 @@ class _Candidates:
             self._cut((self.values_C > -torch.inf).cumsum(0) > number)
 
     def typical_p(self, limit: float) -> None:
-        self._sort()
         share_C = self._probabilities()
         distance_C = (-share_C.log() - torch.special.entr(share_C).sum()).abs()
         order_C = distance_C.argsort(stable=True)
@@ -267,10 +269,11 @@ class _Candidates:
 
     def xtc(self, threshold: float) -> None:
         """https://github.com/oobabooga/text-generation-webui/pull/6335."""
-        self._sort()
         is_above_C = self._probabilities() >= threshold
-        place_C = torch.arange(len(is_above_C), device=is_above_C.device)
-        self._cut(is_above_C & (place_C < (is_above_C * place_C).amax()))
+        least = torch.where(is_above_C, self.values_C, torch.inf).amin()
+        ids_C = self._ids()
+        last = torch.where(is_above_C & (self.values_C == least), ids_C, -1).amax()
+        self._cut(is_above_C & (ids_C != last))
 
     def temperature(self, params: SamplingParams) -> None:
         """arXiv:2403.14541 has its form that depends on the entropy."""
@@ -300,17 +303,26 @@ class _Candidates:
         self.is_impossible_C = self.is_impossible_C | is_out_C
         self.values_C = self.values_C.masked_fill(is_out_C, _IMPOSSIBLE)
 
+    def _ids(self) -> torch.Tensor:
+        if self.ids_C is None:
+            return torch.arange(self.vocab_size, device=self.values_C.device)
+        return self.ids_C
+
     def _sort(self, most: int | None = None) -> None:
         """`most`: so many alone stay."""
         if self._is_sorted:
             return
+        if most is not None and self.values_C.is_cpu:  # it may be looked at: fewer to compare
+            least = self.values_C.topk(most).values[-1]
+            self._keep((self.values_C >= least).nonzero()[:, 0])
         # floats as whole numbers of the same order; equals are told apart by their ids
         bits_C = self.values_C.view(torch.int32)
         order_C = torch.where(bits_C < 0, bits_C ^ 0x7FFFFFFF, bits_C).long() << 32
-        ids_C = self.ids_C
-        if ids_C is None:
-            ids_C = torch.arange(self.vocab_size, device=self.values_C.device)
-        places_C = (order_C - ids_C).topk(most or len(ids_C)).indices
-        self.values_C, self.ids_C = self.values_C[places_C], ids_C[places_C]
-        self.is_impossible_C = self.is_impossible_C[places_C]
+        order_C -= self._ids()
+        by_order = order_C.sort(descending=True) if most is None else order_C.topk(most)
+        self._keep(by_order.indices)
         self._is_sorted = True
+
+    def _keep(self, places_N: torch.Tensor) -> None:
+        self.values_C, self.ids_C = self.values_C[places_N], self._ids()[places_N]
+        self.is_impossible_C = self.is_impossible_C[places_N]
