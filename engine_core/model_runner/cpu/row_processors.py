@@ -40,12 +40,12 @@ class RowProcessors(RowPart):
     def place(self, placed: PlacedRow) -> None:
         row, sampling = placed.row, placed.request.sampling
         self._forget(row)
-        start = sampling.num_prompt_tokens
+        start, params = sampling.num_prompt_tokens, sampling.chained or sampling.params
         for each, rows in zip(self._processors, self._rows_of, strict=True):
             try:
-                extra_args = read_extra_args(sampling.params)
+                extra_args = read_extra_args(params)
                 prompt, output = placed.token_ids[:start], placed.token_ids[start:]
-                if each.processor.add_row(row, sampling.params, extra_args, prompt, output):
+                if each.processor.add_row(row, params, extra_args, prompt, output):
                     rows.add(row)
             except Exception as error:
                 self._broken[row] = self._failure(each, error)

@@ -30,10 +30,14 @@ def _sampled(
 ) -> SampledRows:
     mine = collectives.parallel
     vocabulary, ops = vocabulary_rows(rank_operations(ops_name), collectives, vocab_size)
-    sampler = CPUSampler(
-        ops, max_num_rows=len(params), vocab_size=vocab_size, vocabulary=vocabulary
-    )
     prompt = [3, 1, 2, 128]
+    sampler = CPUSampler(
+        ops,
+        max_num_rows=len(params),
+        vocab_size=vocab_size,
+        vocabulary=vocabulary,
+        token_ids=np.tile(np.array([*prompt, 5, 5, 128, 5, 128], np.int32), (len(params), 1)),
+    )
     for row, each in enumerate(params):
         sampling = resolve_sampling(
             each,
