@@ -105,6 +105,13 @@ async def tokenize(request: Request, asked: TokenizeRequest) -> Response:
     return await built(make, len(token_ids))
 
 
+def _check_ids(token_ids: list[int], llm: AsyncLLM, param: str) -> None:
+    last = llm.model.vocab_size - 1
+    if token_ids and not 0 <= min(token_ids) <= max(token_ids) <= last:
+        wrong = next(token_id for token_id in token_ids if not 0 <= token_id <= last)
+        raise ApiError(400, f"token id {wrong} is not in 0 to {last}", param=param)
+
+
 async def _as_llama_cpp(
     asked: TokenizeRequest, content: str | list[str | int], llm: AsyncLLM
 ) -> Response:
@@ -122,6 +129,7 @@ async def _as_llama_cpp(
         if plain:
             read = functools.partial(tokenizer.encode_as_text, part)
         token_ids += await read_texts(read, len(part))
+    _check_ids(token_ids, llm, "content")
 
     def make() -> Response:
         pieces = (_piece(each, tokenizer) if asked.with_pieces else each for each in token_ids)
@@ -190,10 +198,8 @@ async def conversation_prompt(asked: TokenizeRequest, llm: AsyncLLM) -> TokensPr
 async def detokenize(request: Request, asked: DetokenizeRequest) -> Response:
     """The text of tokens."""
     llm = await served_models(request).get(asked.model)
-    tokens, last = asked.tokens, llm.model.vocab_size - 1
-    if tokens and not 0 <= min(tokens) <= max(tokens) <= last:
-        wrong = next(token_id for token_id in tokens if not 0 <= token_id <= last)
-        raise ApiError(400, f"token id {wrong} is not in 0 to {last}", param="tokens")
+    tokens = asked.tokens
+    _check_ids(tokens, llm, "tokens")
     text = functools.partial(llm.get_tokenizer().decode, tokens, skip_special_tokens=False)
     found = await read_texts(text, len(tokens))
     return json_response(DetokenizeResponse(found, found))

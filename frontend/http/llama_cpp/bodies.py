@@ -6,14 +6,14 @@ from typing import Annotated, Any, Literal
 import msgspec
 from msgspec import UNSET, Meta, UnsetType
 
-_Zero = Annotated[float, Meta(ge=0, le=0)]
-_One = Annotated[float, Meta(ge=1, le=1)]
+from protocol.presets import LlamaSamplers
+
 _Off = Annotated[float, Meta(le=0)]
 _Number = int | float | None
 """Taken and of no effect."""
 
 
-class CompletionRequest(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
+class CompletionRequest(LlamaSamplers, forbid_unknown_fields=True, kw_only=True):
     """POST /completion. None: as the model's authors recommend, else llama.cpp's default."""
 
     model: str | None = None
@@ -37,10 +37,8 @@ class CompletionRequest(msgspec.Struct, forbid_unknown_fields=True, kw_only=True
     repeat_penalty: float | None = None
     presence_penalty: float | None = None
     frequency_penalty: float | None = None
-    repeat_last_n: int | None = None
-    """0: no penalties; else they look at all tokens."""
-    samplers: list[str] | str | None = None
-    """Samplers that are not in it are off; the order is the engine's."""
+    samplers: list[str] | str | None = None  # type: ignore[assignment]
+    """By names or letters: their order; what is not among them is off."""
     seed: int | None = None
     stop: str | list[str] | None = None
     ignore_eos: bool | None = None
@@ -69,17 +67,6 @@ class CompletionRequest(msgspec.Struct, forbid_unknown_fields=True, kw_only=True
     t_max_prompt_ms: _Number = None
     sse_ping_interval: _Number = None
     backend_sampling: bool | None = None
-    typical_p: _One | None = None
-    top_n_sigma: _Off | None = None
-    xtc_probability: _Zero | None = None
-    xtc_threshold: _Number = None
-    dynatemp_range: _Zero | None = None
-    dynatemp_exponent: _Number = None
-    dry_multiplier: _Zero | None = None
-    dry_base: _Number = None
-    dry_allowed_length: _Number = None
-    dry_penalty_last_n: _Number = None
-    dry_sequence_breakers: list[str] | None = None
     mirostat: Literal[0] | None = None
     mirostat_tau: _Number = None
     mirostat_eta: _Number = None

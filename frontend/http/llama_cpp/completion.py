@@ -222,7 +222,7 @@ class _Answer:
                 stop=True,
             ),
             model=asked.model or "",
-            generation_settings=generation_settings(llm, asked, self._params),
+            generation_settings=generation_settings(asked, self._params),
             prompt=llm.get_tokenizer().decode(prompt, skip_special_tokens=False),
             has_new_line="\n" in text,
             truncated=not stopped and num_tokens >= llm.model.max_model_len,

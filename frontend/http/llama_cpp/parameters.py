@@ -1,6 +1,7 @@
 """From llama.cpp's fields to `SamplingParams`, and back to its `generation_settings`."""
 
 import dataclasses
+import functools
 from collections.abc import Iterable
 from typing import Any
 
@@ -10,37 +11,19 @@ from frontend.http.generation.parameters import same_names
 from frontend.http.llama_cpp.bodies import CompletionRequest
 from frontend.sampling_params import FIRST_ANSWER_SAMPLING, RequestOutputKind, SamplingParams
 from frontend.structured_outputs import StructuredOutputsParams
+from frontend.text.sampler_chain import DEFAULT_BREAKERS
+from protocol.sampling import DEFAULT_SAMPLERS
 
-_SAME_NAMES = same_names(CompletionRequest) - {"logit_bias", "logprobs", "max_tokens"}
-_PENALTIES = {"repetition_penalty": 1.0, "presence_penalty": 0.0, "frequency_penalty": 0.0}
-_OFF: dict[str, dict[str, Any]] = {
-    "penalties": _PENALTIES,
-    "top_k": {"top_k": 0},
-    "top_p": {"top_p": 1.0},
-    "min_p": {"min_p": 0.0},
-    "temperature": {"temperature": 1.0},
-}
-"""Samplers that change something here, and what turns each off."""
-_OTHERS = {
-    "dry": "d",
-    "top_n_sigma": "s",
-    "typ_p": "y",
-    "typical_p": "y",
-    "xtc": "x",
-    "infill": "i",
-}
-_LETTERS = {"e": "penalties", "k": "top_k", "p": "top_p", "m": "min_p", "t": "temperature"}
-_LETTERS |= {letter: name for name, letter in _OTHERS.items()}
+_OTHER_FORMS = {"logit_bias", "logprobs", "max_tokens", "samplers"}
+_SAME_NAMES = same_names(CompletionRequest) - _OTHER_FORMS
+_LETTERS = dict(zip("edskypmxti", (*DEFAULT_SAMPLERS, "infill"), strict=True))
+_REPEAT_LAST_N = 64
 _INFILL_MIN_P = 0.2
 _NEVER = -100.0
 _RANDOM_SEED = 2**32 - 1
 _UNUSED: dict[str, Any] = {
-    "dynatemp_range": 0.0, "dynatemp_exponent": 1.0, "top_n_sigma": -1.0, "xtc_probability": 0.0,
-    "xtc_threshold": 0.1, "typical_p": 1.0, "repeat_last_n": -1, "dry_multiplier": 0.0,
-    "dry_base": 1.75, "dry_allowed_length": 2, "dry_penalty_last_n": -1,
-    "dry_sequence_breakers": ["\n", ":", '"', "*"], "mirostat": 0, "mirostat_tau": 5.0,
-    "mirostat_eta": 0.1, "n_keep": 0, "n_discard": 0, "min_keep": 0, "post_sampling_probs": False,
-    "lora": [],
+    "mirostat_tau": 5.0, "mirostat_eta": 0.1, "n_keep": 0, "n_discard": 0, "min_keep": 0,
+    "post_sampling_probs": False, "lora": [],
 }  # fmt: skip
 """What clients may look for in `generation_settings`, as it is where it asks for nothing."""
 
@@ -57,31 +40,25 @@ def sampling_params(
     """Raises ApiError, InvalidInput: what the engine does not do."""
     recommended = {} if llm.model.default_sampling else {**FIRST_ANSWER_SAMPLING, "min_p": 0.05}
     given = {name: getattr(asked, name) for name in _SAME_NAMES}
-    given["repetition_penalty"] = asked.repeat_penalty
-    given["n"] = asked.n_cmpl or asked.n
-    most = most_tokens(asked)
-    given["max_tokens"] = None if most is None else max(1, most)
+    given |= {"repetition_penalty": asked.repeat_penalty, "n": asked.n_cmpl or asked.n}
     given = {name: value for name, value in given.items() if value is not None}
-    if most in (None, -1):
-        given["max_tokens"] = None if most else llm.preset_sampling.get("max_tokens")
-    found = {**recommended, **llm.preset_sampling, **given}
-    for name, least in (("temperature", 0.0), ("top_k", 0)):
-        if name in found:
-            found[name] = max(least, found[name])
+    like_theirs = {"max_tokens": None, "repeat_last_n": _REPEAT_LAST_N}
+    found = {**like_theirs, **recommended, **llm.preset_sampling, **given}
+    if (most := most_tokens(asked)) is not None:
+        found["max_tokens"] = None if most == -1 else max(1, most)
+    found |= {name: max(0, found[name]) for name in ("temperature", "top_k") if name in found}
     if found.get("seed") == _RANDOM_SEED:
         found["seed"] = None
-    if asked.repeat_last_n == 0:
-        found |= _PENALTIES
     if asked.samplers is not None:
-        found |= _switched_off(asked.samplers, found)
-    penalised = any(found.get(name, off) != off for name, off in _PENALTIES.items())
-    if penalised and asked.repeat_last_n not in (None, -1):
-        what = f"repeat_last_n is {asked.repeat_last_n}, and penalties look at all tokens; use -1"
-        raise ApiError(400, what, param="repeat_last_n")
+        names = [_LETTERS.get(each, each) for each in asked.samplers]
+        if "infill" in names:
+            found["min_p"] = max(_INFILL_MIN_P, found.get("min_p", 0.0))
+        found["samplers"] = ["min_p" if name == "infill" else name for name in names]
+    elif found.get("temperature") != 0:
+        found.setdefault("samplers", [*DEFAULT_SAMPLERS])  # vLLM's come in another order
     if asked.stop is not None:
-        found["stop"] = [
-            each for each in ([asked.stop] if isinstance(asked.stop, str) else asked.stop) if each
-        ]
+        stop = [asked.stop] if isinstance(asked.stop, str) else asked.stop
+        found["stop"] = [each for each in stop if each]
     is_delta = asked.stream or asked.n_indent or (asked.t_max_predict_ms or 0) > 0
     found |= {
         "logprobs": (asked.n_probs if asked.n_probs is not None else asked.logprobs) or None,
@@ -93,24 +70,6 @@ def sampling_params(
     return dataclasses.replace(llm.get_default_sampling_params(), **found)
 
 
-def _switched_off(samplers: list[str] | str, found: dict[str, Any]) -> dict[str, Any]:
-    names = (
-        [_LETTERS.get(each, each) for each in samplers] if isinstance(samplers, str) else samplers
-    )
-    for name in names:
-        if name not in _OFF and name not in _OTHERS:
-            known = ", ".join((*_OFF, *_OTHERS))
-            what = f"samplers has {name!r:.100}, known are {known}"
-            raise ApiError(400, what, param="samplers")
-    off: dict[str, Any] = {}
-    for name, values in _OFF.items():
-        if name not in names:
-            off |= values
-    if "infill" in names:
-        off["min_p"] = max(_INFILL_MIN_P, off.get("min_p", found.get("min_p", 0.0)))
-    return off
-
-
 def _structured_outputs(asked: CompletionRequest) -> StructuredOutputsParams | None:
     if asked.grammar and asked.json_schema is not None:
         raise ApiError(400, "grammar and json_schema are both given; omit one", param="grammar")
@@ -120,9 +79,9 @@ def _structured_outputs(asked: CompletionRequest) -> StructuredOutputsParams | N
             disable_additional_properties=True,  # llama.cpp's grammars have none
             field="json_schema",
         )
-    return (
-        StructuredOutputsParams(grammar=asked.grammar, field="grammar") if asked.grammar else None
-    )
+    if asked.grammar:
+        return StructuredOutputsParams(grammar=asked.grammar, field="grammar")
+    return None
 
 
 def _logit_bias(llm: AsyncLLM, asked: CompletionRequest) -> dict[int, float] | None:
@@ -136,8 +95,8 @@ def _logit_bias(llm: AsyncLLM, asked: CompletionRequest) -> dict[int, float] | N
                 token_ids = [token]
             case (str() as text, float() | int() as bias):
                 is_id = isinstance(given, dict) and text.isdecimal()
-                tokenizer = llm.get_tokenizer()
-                token_ids = [int(text)] if is_id else tokenizer.encode(text, False)
+                encode = functools.partial(llm.input_processor.encode, add_special_tokens=False)
+                token_ids = [int(text)] if is_id else encode(text, "logit_bias")
             case _:
                 what = f"logit_bias has {pair!r:.100}, give [token, bias]"
                 raise ApiError(400, what, param="logit_bias")
@@ -145,15 +104,14 @@ def _logit_bias(llm: AsyncLLM, asked: CompletionRequest) -> dict[int, float] | N
     return found or None
 
 
-def generation_settings(
-    llm: AsyncLLM, asked: CompletionRequest, params: SamplingParams
-) -> dict[str, Any]:
+def generation_settings(asked: CompletionRequest, params: SamplingParams) -> dict[str, Any]:
     """All that the answer was made with, by llama.cpp's names."""
     same = {name: getattr(params, name) for name in sorted(_SAME_NAMES - {"n"})}
+    breakers = params.dry_sequence_breakers
     most = most_tokens(asked)
     most = (params.max_tokens or -1) if most is None else most
     return {
-        **{name: getattr(params, name, value) for name, value in _UNUSED.items()},
+        **_UNUSED,
         **same,
         "seed": _RANDOM_SEED if params.seed is None else params.seed,
         "repeat_penalty": params.repetition_penalty,
@@ -163,6 +121,7 @@ def generation_settings(
         "logit_bias": [{"token": t, "bias": b} for t, b in (params.logit_bias or {}).items()],
         "n_probs": params.logprobs or 0,
         "grammar": asked.grammar or "",
-        "samplers": asked.samplers or [*_OFF],
+        "samplers": [*DEFAULT_SAMPLERS] if params.samplers is None else params.samplers,
+        "dry_sequence_breakers": [*DEFAULT_BREAKERS] if breakers is None else breakers,
         "timings_per_token": bool(asked.timings_per_token),
     }

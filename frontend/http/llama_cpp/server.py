@@ -101,12 +101,13 @@ async def props(request: Request) -> Response:
     """Facts about the server's model, or that of `?model=`."""
     model = await served_models(request).find(request.query_params.get("model"))
     llm = await model.ready()
+    engine = next(each for each in llm.engines if each.session.is_connected)
     info = llm.model
     named = {} if info.tokenizer is None else info.tokenizer.named_chat_templates
     special = {} if info.tokenizer is None else info.tokenizer.special_tokens
     media = {} if info.multimodal is None else info.multimodal.max_items
     asked = CompletionRequest()
-    settings = generation_settings(llm, asked, sampling_params(llm, asked))
+    settings = generation_settings(asked, sampling_params(llm, asked))
     return json_response(
         Props(
             default_generation_settings=GenerationSettings(
@@ -124,7 +125,7 @@ async def props(request: Request) -> Response:
             chat_template_tool_use=named.get("tool_use", UNSET),
             bos_token=special.get("bos_token", ""),
             eos_token=special.get("eos_token", ""),
-            is_sleeping=await llm.engines[0].is_sleeping(),
+            is_sleeping=await engine.is_sleeping(),
         )
     )
 

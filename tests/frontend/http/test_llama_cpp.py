@@ -96,10 +96,16 @@ def test_parameters_reach_the_engine(http, engine):
     posted(http, prompt="x", temperature=-1, logit_bias={"5": 1, "a": False}, seed=-1, top_k=-1)
     asked = engine.requests[-1].sampling_params
     assert (asked.logit_bias, asked.temperature, asked.top_k) == ({5: 1, a: -100.0}, 0, 0)
-    posted(http, prompt="x", temperature=0.5, samplers=["top_k", "infill"], repeat_penalty=2)
-    asked = engine.requests[-1].sampling_params
-    found = (asked.top_k, asked.top_p, asked.min_p, asked.temperature, asked.repetition_penalty)
-    assert found == (7, 1, 0.2, 1, 1), "others are off"
+    for samplers in (["top_k", "infill"], "ki"):
+        posted(http, prompt="x", temperature=0.5, samplers=samplers, repeat_penalty=2)
+        asked = engine.requests[-1].sampling_params
+        found = (asked.top_k, asked.top_p, asked.min_p, asked.temperature, asked.repetition_penalty)
+        assert found == (7, 1, 0.2, 1, 1), "others are off"
+        assert asked.chain.samplers == ("top_k", "min_p")
+    posted(http, prompt="x", temperature=0.5, typical_p=0.5, xtc_probability=0.1, repeat_penalty=2)
+    chain = engine.requests[-1].sampling_params.chain
+    assert (chain.typical_p, chain.xtc_probability, chain.repeat_last_n) == (0.5, 0.1, 64)
+    assert chain.samplers[-1] == "temperature", "llama.cpp's order"
     posted(http, prompt="x", grammar='root ::= "a"')
     assert engine.requests[-1].sampling_params.structured_output.kind == "grammar"
     posted(http, prompt="x", json_schema={"properties": {"a": {}}})
@@ -176,10 +182,9 @@ def test_other_files_have_what_a_batch_and_two_answers_leave(serve):
     ("fields", "words"),
     [
         ({"prompt": "x", "mirostat": 2}, "mirostat"),
-        ({"prompt": "x", "xtc_probability": 0.5}, "xtc_probability"),
+        ({"prompt": "x", "xtc_probability": 2}, "xtc_probability"),
         ({"prompt": "x", "post_sampling_probs": True}, "post_sampling_probs"),
-        ({"prompt": "x", "repeat_penalty": 1.1, "repeat_last_n": 64}, "repeat_last_n is 64"),
-        ({"prompt": "x", "samplers": ["tfs"]}, "samplers has 'tfs'"),
+        ({"prompt": "x", "samplers": ["tfs"]}, "samplers holds 'tfs'"),
         ({"prompt": "x", "logit_bias": [[1]]}, "give [token, bias]"),
         ({"prompt": "x", "grammar": "root ::= x", "json_schema": {}}, "omit one"),
         ({"prompt": [[1, None]]}, "a prompt holds None"),

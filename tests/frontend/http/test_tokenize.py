@@ -42,6 +42,7 @@ def test_special_tokens_are_shown(http):
         ("/tokenize", {"prompt": "x", "tools": []}, "tools"),
         ("/tokenize", {"prompt": "x", "colour": 1}, "colour"),
         ("/tokenize", {"messages": [{"role": "robot", "content": "x"}]}, "messages[0].role"),
+        ("/tokenize", {"content": ["x", 10**12], "with_pieces": True}, "content"),
         ("/detokenize", {"tokens": [-1]}, "tokens"),
         ("/detokenize", {"tokens": [10**12]}, "tokens"),
         ("/detokenize", {}, "tokens"),
