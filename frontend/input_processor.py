@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Self, Unpack
 
 from frontend.errors import InvalidInput
 from frontend.inputs.encoder_prompts import EncoderPrompts, SplitPrompt
+from frontend.inputs.fim import filled_in, fim_prompt
 from frontend.inputs.prompt_embeds import EmbeddedPrompt, embedded_prompt
 from frontend.inputs.prompts import (
     ChatMessage,
@@ -30,7 +31,6 @@ from frontend.sampling_params import (
     SamplingParams,
     as_invalid_input,
 )
-from frontend.text.fim import filled_in, fim_prompt
 from frontend.text.long_texts import LONG_CHARS, check_chars, check_length
 from frontend.text.tokenizer import Tokenizer, needed
 from frontend.wire_params import wire_params_of

@@ -28,10 +28,10 @@ from frontend.http.llama_cpp.parameters import generation_settings, most_tokens,
 from frontend.http.llama_cpp.prompts import infill_prompt, read_prompts
 from frontend.http.operations import Operation
 from frontend.http.served_models import served_models
+from frontend.inputs.fim import fim_format
 from frontend.logprobs import Logprob
 from frontend.outputs import CompletionOutput, RequestOutput
 from frontend.sampling_params import SamplingParams
-from frontend.text.fim import fim_format
 from frontend.text.long_texts import read_texts
 from frontend.text.tokenizer import Tokenizer
 

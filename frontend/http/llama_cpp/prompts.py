@@ -7,7 +7,7 @@ from typing import Any
 from frontend.http.api_errors import ApiError
 from frontend.http.llama_cpp.bodies import InfillRequest
 from frontend.input_processor import InputProcessor
-from frontend.text.fim import fim_format, text_ids
+from frontend.inputs.fim import fim_format, text_ids
 from frontend.text.long_texts import check_chars
 
 _MAX_PROMPTS = 1024

@@ -31,7 +31,7 @@ from frontend.http.operations import operation
 from frontend.http.served_models import ServedModel, ServedModels, ServedPreset, served_models
 from frontend.http.settings import ServerSettings
 from frontend.http.tools.stream import format_of_template
-from frontend.text.fim import fim_format
+from frontend.inputs.fim import fim_format
 from frontend.text.tokenizer import Tokenizer
 from protocol.known_names import meant_by
 from protocol.modelfile import modelfile, parameter_lines

@@ -41,12 +41,12 @@ from frontend.http.openai.prompt_embeds import read_prompt_embeds
 from frontend.http.openai.token_ids import GenerateRequest, rendered
 from frontend.http.operations import operation
 from frontend.http.served_models import served_models
+from frontend.inputs.fim import fim_format
 from frontend.inputs.prompts import InfillPrompt, PromptInput
 from frontend.logprobs import Logprob, PromptLogprobs
 from frontend.outputs import CompletionOutput, RequestOutput
 from frontend.sampling_params import SamplingParams
 from frontend.text.detokenizer import IncrementalDetokenizer
-from frontend.text.fim import fim_format
 
 _DEFAULT_MAX_TOKENS = 16
 _MAX_PROMPTS = 1024

@@ -6,7 +6,7 @@ from tokenizers import AddedToken, decoders, models, normalizers, processors
 from tokenizers import Tokenizer as BackendTokenizer
 
 from frontend import AsyncLLM, InvalidInput, SamplingParams
-from frontend.text.fim import fim_format, text_ids
+from frontend.inputs.fim import fim_format, text_ids
 from frontend.text.fim_formats import fim_tokens, format_rows
 from frontend.text.tokenizer import Tokenizer
 from protocol.outputs import TokenizerInfo
