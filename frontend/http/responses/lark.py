@@ -14,7 +14,8 @@ _COMMON = {
     "WORD": "[A-Za-z]+", "CNAME": "[A-Za-z_][A-Za-z0-9_]*", "HEXDIGIT": "[a-fA-F0-9]",
     "NUMBER": r"[0-9]+(?:\.[0-9]+)?", "SIGNED_NUMBER": r"[+-]?[0-9]+(?:\.[0-9]+)?",
 }  # fmt: skip
-_MOST_CHARS = 2**16
+_MOST_CHARS = 2**17
+"""All rules together, each with those that it names written out."""
 
 
 class _NotRegular(Exception):
@@ -23,62 +24,68 @@ class _NotRegular(Exception):
 
 def regex_of_lark(grammar: str) -> str | None:
     """What the rule `start` matches; None: no regular expression is known that says it."""
-    known = {name: _COMMON[name] for name in _IMPORT.findall(grammar) if name in _COMMON}
+    if len(grammar) > _MOST_CHARS:
+        return None
     try:
-        return _pattern("start", _bodies(_IMPORT.sub("", grammar)), known, ())
+        return _Grammar(grammar).pattern("start")
     except (_NotRegular, RecursionError):
         return None
 
 
-def _bodies(grammar: str) -> dict[str, list[str]]:
-    """The tokens of each rule."""
-    found: dict[str, list[str]] = {}
-    tokens: list[str] = []
-    at = 0
-    while at < len(grammar):
-        token = _TOKEN.match(grammar, at)
-        if token is None:
-            raise _NotRegular
-        at = token.end()
-        if token["colon"]:
-            tokens = found.setdefault(token["name"].lstrip("?!"), [])
-        elif token["string"] or token["regex"] or token["name"] or token["sign"]:
-            tokens.append(token[0])
-    return found
+class _Grammar:
+    def __init__(self, grammar: str) -> None:
+        imported = _IMPORT.findall(grammar)
+        self._known = {name: _COMMON[name] for name in imported if name in _COMMON}
+        self._bodies: dict[str, list[str]] = {}
+        """Tokens of each rule."""
+        self._within: list[str] = []
+        self._num_chars = 0
+        self._read(_IMPORT.sub("", grammar))
 
-
-def _pattern(
-    name: str, bodies: dict[str, list[str]], known: dict[str, str], within: tuple[str, ...]
-) -> str:
-    if name not in known:
-        if name in within or name not in bodies:
-            raise _NotRegular
-        text = ""
-        for token in bodies[name]:
-            text += _piece(token, bodies, known, (*within, name))
-            if len(text) > _MOST_CHARS:
+    def _read(self, grammar: str) -> None:
+        tokens: list[str] = []
+        at = 0
+        while at < len(grammar):
+            token = _TOKEN.match(grammar, at)
+            if token is None:
                 raise _NotRegular
-        known[name] = text
-    return f"(?:{known[name]})"
+            at = token.end()
+            if token["colon"]:
+                tokens = self._bodies.setdefault(token["name"].lstrip("?!"), [])
+            elif token["string"] or token["regex"] or token["name"] or token["sign"]:
+                tokens.append(token[0])
 
+    def pattern(self, name: str) -> str:
+        """The regular expression of a rule."""
+        if name not in self._known:
+            if name in self._within or name not in self._bodies:
+                raise _NotRegular
+            self._within.append(name)
+            pieces = []
+            for token in self._bodies[name]:
+                pieces.append(self._piece(token))
+                self._num_chars += len(pieces[-1])
+                if self._num_chars > _MOST_CHARS:
+                    raise _NotRegular
+            self._within.pop()
+            self._known[name] = "".join(pieces)
+        return f"(?:{self._known[name]})"
 
-def _piece(
-    token: str, bodies: dict[str, list[str]], known: dict[str, str], within: tuple[str, ...]
-) -> str:
-    if token[0] == '"':
-        if token.endswith("i"):
-            raise _NotRegular
-        return f"(?:{re.escape(_unescaped(token[1:-1]))})"
-    if token[0] == "/":
-        body, _, flags = token[1:].rpartition("/")
-        if flags:
-            raise _NotRegular
-        return f"(?:{body.replace(chr(92) + '/', '/')})"
-    if token in "()|?*+":
-        return "(?:" if token == "(" else token
-    if token in "[]":
-        return "(?:" if token == "[" else ")?"
-    return _pattern(token, bodies, known, within)
+    def _piece(self, token: str) -> str:
+        if token[0] == '"':
+            if token.endswith("i"):
+                raise _NotRegular
+            return f"(?:{re.escape(_unescaped(token[1:-1]))})"
+        if token[0] == "/":
+            body, _, flags = token[1:].rpartition("/")
+            if flags:
+                raise _NotRegular
+            return f"(?:{body.replace(chr(92) + '/', '/')})"
+        if token in "()|?*+":
+            return "(?:" if token == "(" else token
+        if token in "[]":
+            return "(?:" if token == "[" else ")?"
+        return self.pattern(token)
 
 
 def _unescaped(text: str) -> str:

@@ -243,30 +243,35 @@ class OfferedTools:
         """
         if not isinstance(asked, dict):
             return asked
+        visible = self._visible_names()
         if asked.get("type") == "allowed_tools":
             choice = _converted(asked, AllowedTools, "tool_choice")
-            allowed = {self._chosen(each) for each in choice.tools}
+            allowed = {visible.get(_chosen(each)) for each in choice.tools}
             kept = [at for at, each in enumerate(self.functions) if each.function.name in allowed]
             self.functions = [self.functions[at] for at in kept]
             self.fields = [self.fields[at] for at in kept]
             return choice.mode
-        name = self._chosen(asked)
+        name = visible.get(_chosen(asked))
         if name is None:
             action = '"none", "auto", "required", allowed_tools, or one of the tools'
             raise not_supported("tool_choice", asked, action)
         return {"type": "function", "name": name}
 
-    def _chosen(self, asked: dict[str, Any]) -> str | None:
-        kind = asked.get("type")
-        name = asked.get("name", kind)
-        found = (
-            visible
-            for visible, form in self.forms.items()
-            if form.kind.removesuffix("_approval") == kind
-            and form.name == name
-            and asked.get("server_label", asked.get("namespace")) in (None, form.namespace)
-        )
-        return next(found, None)
+    def _visible_names(self) -> dict[tuple[str, str, str | None], str]:
+        """Names that the model sees, by kinds, own names and namespaces, which may be left out."""
+        found: dict[tuple[str, str, str | None], str] = {}
+        for visible, form in self.forms.items():
+            kind = form.kind.removesuffix("_approval")
+            found.setdefault((kind, form.name, form.namespace or None), visible)
+            found.setdefault((kind, form.name, None), visible)
+        return found
+
+
+def _chosen(asked: dict[str, Any]) -> tuple[str, str, str | None]:
+    kind = str(asked.get("type"))
+    namespace = asked.get("server_label", asked.get("namespace"))
+    name = str(asked.get("name", kind))
+    return kind, name, None if namespace is None else str(namespace)
 
 
 def _is_local(tool: dict[str, Any]) -> bool:
