@@ -92,6 +92,10 @@ async def _answer(request: Request, asked: bodies.ChatRequest | bodies.GenerateR
         model.keep_alive(keep_alive_s, by_admin=by_admin)
     if is_empty:
         return _without_text(asked, "load")
+    if "generate" not in llm.model.tasks:
+        what = "chat" if isinstance(asked, bodies.ChatRequest) else "generate"
+        tasks = ", ".join(llm.model.tasks)
+        raise ApiError(400, f'"{asked.model}" does not support {what}; its tasks are {tasks}')
     options = asked.options or bodies.Options()
     if isinstance(llm, PresetLLM):
         for name, value in llm.preset.parameters.given().items():

@@ -76,9 +76,13 @@ async def find_model(request: Request, name: str) -> ServedModel:
         same = [each for each in models.names() if meant_by(each) == meant_by(name)]
         if same:
             return await models.find(same[0])
-        known = error.message.partition("; ")[2]
-        error.message = f"model {name!r:.200} not found; {known}"
-        raise
+        raise not_found(error) from None
+
+
+def not_found(error: ApiError) -> ApiError:
+    """The error about an unknown model, in Ollama's words."""
+    error.message = re.sub(r"^the (model .+) does not exist;", r"\1 not found;", error.message)
+    return error
 
 
 async def model_to_fetch(request: Request, name: str) -> ServedModel:

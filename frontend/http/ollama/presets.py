@@ -14,7 +14,7 @@ from frontend.http.api_errors import ApiError, not_supported, unknown_model
 from frontend.http.event_stream import LineStream, ending_with_errors, json_response, line
 from frontend.http.exchange import exchange_of
 from frontend.http.ollama import bodies
-from frontend.http.ollama.models import fetched, find_model, model_to_fetch
+from frontend.http.ollama.models import fetched, find_model, model_to_fetch, not_found
 from frontend.http.on_demand.model import OnDemandModel
 from frontend.http.operations import operation
 from frontend.http.served_models import ServedModel, ServedModels, ServedPreset, served_models
@@ -116,7 +116,7 @@ async def delete(request: Request, asked: bodies.ModelRequest) -> Response:
     _check(request, name)
     preset = await _found(name)
     if not await _on_disk(remove_preset, name):
-        raise unknown_model(name, models.known_names())
+        raise not_found(unknown_model(name, models.known_names()))
     await _forget(models, preset)
     return Response()
 

@@ -177,6 +177,7 @@ def test_ollamas_two_routes(serve):
         ("/rerank", {"query": "a"}, "documents is missing"),
         ("/v2/embed", {"texts": ["a"], "embedding_types": ["int8"]}, "int8"),
         ("/v2/embed", {}, "texts has 0 entries"),
+        ("/api/generate", {"model": "fake", "prompt": "a"}, '"fake" does not support generate'),
         ("/v1/chat/completions", {"messages": [{"role": "user", "content": "a"}]}, "task is gen"),
     ],
 )  # fmt: skip
