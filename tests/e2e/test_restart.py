@@ -9,6 +9,11 @@ from frontend import AsyncLLM, RequestOutputKind, SamplingParams
 from frontend.errors import EngineDied, EngineUnavailable
 
 PROMPT = {"prompt_token_ids": list(range(5, 30))}
+CHAINED = {
+    "xtc_probability": 0.5, "xtc_threshold": 0.001, "dry_multiplier": 1.0, "dry_allowed_length": 1,
+    "dry_sequence_breakers": [], "repetition_penalty": 1.5, "repeat_last_n": 20,
+    "dynatemp_range": 0.5,
+}  # fmt: skip
 OPTIONS = ("--num-blocks", 64, "--max-num-batched-tokens", 16)
 
 
@@ -36,9 +41,9 @@ async def stream(llm, params, after_tokens=None, interrupt=None):
 async def test_a_killed_daemon_that_comes_back_goes_on_with_the_same_tokens(
     tiny_llama, temperature, more
 ):
-    """With drafts too, which do not survive it."""
-    few = {"allowed_token_ids": [11, 12, 13]} if more else {}  # which come in runs
-    params = parameters(temperature=temperature, **few)
+    """With drafts too, which do not survive it, or with samplers that look at what was said."""
+    few = {"allowed_token_ids": [11, 12, 13]}  # which come in runs
+    params = parameters(temperature=temperature, **few if more else CHAINED)
     with running_daemon(tiny_llama, *OPTIONS, *more) as daemon:
         async with AsyncLLM(daemon.address, reconnect_timeout_s=60) as llm:
             expected = await stream(llm, params)

@@ -142,6 +142,24 @@ def test_xtcs_coin_is_of_seed_and_position():
     assert dropped != [drops(position, seed=6) for position in range(200)]
 
 
+def test_nothing_waits_for_a_device():
+    """Tensors without values refuse to be looked at."""
+    params = SamplingParams(
+        max_tokens=1, seed=1, top_k=9, top_p=0.9, min_p=0.1, temperature=0.7,
+        repetition_penalty=1.5, presence_penalty=0.5,
+        chain=SamplerChain(
+            samplers=(*DEFAULT_SAMPLERS, *DEFAULT_SAMPLERS), typical_p=0.9, top_n_sigma=1.0,
+            xtc_probability=1.0, dry_multiplier=1.0, dry_breakers=(((1,), (2, 3)), ((4, 5), ())),
+            dynatemp_range=0.5, repeat_last_n=5,
+        ),
+    )  # fmt: skip
+    device = torch.device("meta")
+    sampling = resolved(params, num_prompt_tokens=4, vocab_size=50)
+    row = RowChain.of(sampling, [slice(0, 4)], device)
+    tokens = torch.empty(30, dtype=torch.int32, device=device)
+    assert row.apply(torch.empty(50, device=device), tokens, 20).shape == (50,)
+
+
 CHAINED = [
     {"chain": SamplerChain(dry_multiplier=2.0, dry_allowed_length=1)},
     {"chain": SamplerChain(xtc_probability=0.5, xtc_threshold=0.01), "top_k": 20},
