@@ -54,7 +54,7 @@ def fim_format(tokenizer: Tokenizer, model: str) -> FimFormat:
     for row in format_rows().values():
         parts = prompt_parts(row["prompt"])
         tokens = set(parts) - {PREFIX, SUFFIX}
-        is_stated = len(wanted) < len(_STATED) or wanted == tokens
+        is_stated = len(wanted) < len(_STATED) or tokens <= wanted
         if is_stated and row.get("named", "") in model.lower() and _ids(tokenizer, parts):
             return _of_row(tokenizer, parts, row)
     if len(wanted) == len(_STATED):

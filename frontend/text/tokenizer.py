@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import hashlib
+import itertools
 import weakref
 from collections.abc import Mapping, Sequence
 from functools import cached_property
@@ -158,7 +159,8 @@ class Tokenizer:
     def ids_before_text(self) -> tuple[int, ...]:
         """The special tokens that stand before any text."""
         whole = self._encoding("a", True)
-        return tuple(whole.ids[: whole.special_tokens_mask.index(0)])
+        marked = zip(whole.ids, whole.special_tokens_mask, strict=True)
+        return tuple(token_id for token_id, _ in itertools.takewhile(lambda each: each[1], marked))
 
     def encode_within(
         self,

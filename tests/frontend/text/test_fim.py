@@ -54,10 +54,15 @@ def test_tokens_that_a_file_names_go_before_known_ones():
     known = fim_format(own, "x")
     assert [own.id_to_token(each) for each in known.stop_token_ids] == ["<P>", "<S>", "<M>", "<X>"]
     # these are a family's, whose order they have
-    names = dict(zip(names, ("<[fim-prefix]>", "<[fim-suffix]>", "<[fim-middle]>"), strict=True))
-    assert prompt_of(with_tokens(*QWEN, *names.values(), **names), "x") == (
-        "<[fim-suffix]>b<[fim-prefix]>a<[fim-middle]>"
-    )
+    for tokens, prompt in (
+        (
+            ("<[fim-prefix]>", "<[fim-suffix]>", "<[fim-middle]>"),
+            "<[fim-suffix]>b<[fim-prefix]>a<[fim-middle]>",
+        ),
+        (("[PREFIX]", "[SUFFIX]", "[MIDDLE]"), "[SUFFIX]b[PREFIX]a"),
+    ):
+        names = dict(zip(names, tokens, strict=True))
+        assert prompt_of(with_tokens(*QWEN, *tokens, **names), "x") == prompt
 
 
 def test_special_tokens_in_a_text_are_text():
