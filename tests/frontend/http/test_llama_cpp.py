@@ -3,7 +3,9 @@ compared with llama-server's on the same requests."""
 
 import json
 
+import httpx
 import pytest
+from fake_engine import wait_until
 from fake_model import EOS_ID, expected_text, ids_of, saying
 from msgspec.structs import replace
 
@@ -144,6 +146,29 @@ def test_lines_end_an_answer(serve, stream):
     assert content(t_max_predict_ms=1) in (says[:2], says[:8], says[:12])
     assert content(t_max_predict_ms=60_000) == (says * 9)[:100]
     assert len(http.engine.aborted) == 3
+
+
+def test_a_reader_that_leaves_ends_its_requests(serve):
+    http = serve(step_s=0.02)
+    body = {"prompt": ["a", "b"], "stream": True}
+    with http.stream("POST", "/completion", json=body) as response:
+        chunks = response.iter_raw()  # closes the response when it is dropped
+        next(chunks)
+        assert http.engine.num_live == 2
+    wait_until(lambda: len(http.engine.aborted) == 2)
+    with pytest.raises(httpx.ReadTimeout):
+        http.post("/completion", json=body | {"stream": False}, timeout=0.2)
+    wait_until(lambda: len(http.engine.aborted) == 4)
+
+
+def test_a_failure_is_a_status(serve):
+    http = serve(fail=lambda _request, number: "no token is possible" if number == 1 else None)
+    answer = http.post("/completion", json={"prompt": "x"})
+    assert (answer.status_code, answer.json()["error"]["message"]) == (500, "no token is possible")
+    assert (
+        "no token is possible"
+        in http.post("/completion", json={"prompt": "x", "stream": True}).text
+    )
 
 
 FILES = [{"text": "x", "filename": "f"}, {"text": "<MID>"}]
