@@ -126,14 +126,20 @@ def test_columns_of_the_due_are_gathered_and_nothing_else_is_written(num_sequenc
         ).all()
 
 
+PROCESSED = {"reports_processed": True, "reports_logits": True}
+
+
 @pytest.mark.parametrize("mode", SamplingMode)
 @pytest.mark.parametrize(
-    ("vocab_size", "dtype"),
-    [(131, torch.float32), (2050, torch.float32), (2050, torch.float16), (131, torch.bfloat16)],
+    ("vocab_size", "dtype", "reports"),
+    [
+        (131, torch.float32, {}),
+        (2050, torch.float32, {}),
+        (2050, torch.float16, {}),
+        (131, torch.bfloat16, PROCESSED),
+    ],
 )
-def test_tokens_counts_and_reports_are_those_of_the_specification(
-    mode, vocab_size, dtype, **reports
-):
+def test_tokens_counts_and_reports_are_those_of_the_specification(mode, vocab_size, dtype, reports):
     packed, num_sampled = packed_step(NUM_ROWS, seed=3)
     samplers = [
         steps.make_sampler(
@@ -177,12 +183,6 @@ def test_tokens_counts_and_reports_are_those_of_the_specification(
             assert torch.equal(*ids)
             torch.testing.assert_close(*values, atol=1e-5, rtol=1e-5)
             assert found.ranks_C[index] == expected.ranks_C[index]
-
-
-def test_reports_of_what_is_drawn_from_are_those_of_the_specification():
-    test_tokens_counts_and_reports_are_those_of_the_specification(
-        SamplingMode.FULL, 131, torch.float16, reports_processed=True, reports_logits=True
-    )
 
 
 def test_a_row_of_logits_counts_drafts_before_it_and_is_counted_behind_right_ones_only():
