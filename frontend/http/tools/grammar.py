@@ -7,6 +7,7 @@ from dataclasses import replace
 from frontend.http.api_errors import ApiError
 from frontend.http.tools.harmony_grammar import harmony_rules
 from frontend.http.tools.marked_grammar import marked_calls
+from frontend.http.tools.nested_grammar import nested_calls
 from frontend.http.tools.rules import OfferedTool, Rules, several
 from frontend.http.tools.schema_cases import Schema
 from frontend.http.tools.syntax import call_syntaxes, first_name
@@ -53,13 +54,6 @@ def calls_grammar(
     """
     if not must_call and answer is None and not any(tool.is_strict for tool in tools):
         return None
-    if call_format == "minimax_m3":
-        raise ApiError(
-            400,
-            "tools: calls of MiniMax M3 are free: strict ones, a tool_choice that asks for one and "
-            "a response_format beside them are not supported; omit these",
-            param="tools",
-        )
     rules = Rules(tokenizer)
     followed = [
         replace(tool, parameters=tool.parameters if must_call or tool.is_strict else None)
@@ -72,6 +66,8 @@ def calls_grammar(
     syntax = call_syntaxes().get(first_name(call_format))
     if syntax is not None:
         head, calls = marked_calls(rules, syntax, followed, has_one_call, template)
+    elif call_format == "minimax_m3":
+        head, calls = nested_calls(rules, followed, has_one_call)
     elif call_format == "pythonic":
         head, calls = "", rules.python_list(followed, has_one_call)
     else:

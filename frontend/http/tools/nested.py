@@ -9,9 +9,9 @@ from frontend.http.tools.calls import ArgumentsText, Parsed, ToolCall, find_mark
 from frontend.http.tools.schema_cases import property_of, types_of
 from frontend.http.tools.tagged import typed
 
-_MARK = "]<]minimax[>["
-_BEGIN, _END = f"{_MARK}<tool_call>", f"{_MARK}</tool_call>"
-_TAG = re.compile(re.escape(_MARK) + r"<(/?)([^<>\n]{1,160})>")
+MARK = "]<]minimax[>["
+BEGIN, END = f"{MARK}<tool_call>", f"{MARK}</tool_call>"
+_TAG = re.compile(re.escape(MARK) + r"<(/?)([^<>\n]{1,160})>")
 _INVOKE = re.compile(r'invoke name="([^"]{1,128})"')
 _MOST_DEPTH = 64
 
@@ -34,15 +34,15 @@ class NestedFormat:
         self._schemas = schemas
 
     def find(self, text: str, before: str) -> int:
-        return find_marker(text, _BEGIN)
+        return find_marker(text, BEGIN)
 
     def parse(self, text: str, *, at_end: bool) -> Parsed | None:
-        end = text.find(_END)
+        end = text.find(END)
         if end < 0 and not at_end:
             return None
-        whole = text if end < 0 else text[: end + len(_END)]
+        whole = text if end < 0 else text[: end + len(END)]
         if (calls := self._calls(whole)) is None:
-            return Parsed(min(len(text), len(_BEGIN)))
+            return Parsed(min(len(text), len(BEGIN)))
         return Parsed(len(whole), calls)
 
     def arguments(self, name: str) -> ArgumentsText:

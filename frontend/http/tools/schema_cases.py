@@ -79,7 +79,8 @@ def property_of(schema: Any, name: str | None, root: Mapping[str, Any], depth: i
         return properties[name]
     parts = [each for key in ("allOf", "anyOf", "oneOf") for each in schema.get(key) or ()]
     found = (property_of(each, name, root, depth + 1) for each in parts)
-    return next((each for each in found if each is not None), schema.get("additionalProperties"))
+    others = schema.get("additionalProperties") or None
+    return next((each for each in found if each is not None), others)
 
 
 def cases_of(schema: Any, root: Mapping[str, Any], depth: int = 0) -> list[Schema]:
@@ -179,6 +180,9 @@ def objects_of(
         properties = {**properties, **{name: others for name in required if name not in properties}}
         if wrong := [name for name in required if properties[name] is False]:
             raise NotEnforced(f"required {wrong[0]!r:.100}, which nothing is of, is not enforced")
+        for name, each in properties.items():  # the reader of values goes by the first of a name
+            if types_of(each, root) != types_of(property_of(schema, name, root), root):
+                raise NotEnforced(f"anyOf with {name!r:.100} of several types is not enforced")
         yield (
             [
                 (name, each, name not in required)

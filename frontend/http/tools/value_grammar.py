@@ -77,7 +77,7 @@ def _tag(rules: Rules, syntax: CallSyntax, tool: OfferedTool, name: str | None, 
     if is_text:
         opening, end = syntax.wrapped
         may_be_null = Field("type") not in parameter and not opening
-        text = _text(rules, cases_of(schema, root), end + closing, may_be_null=may_be_null)
+        text = text_of(rules, cases_of(schema, root), end + closing, may_be_null=may_be_null)
         found += [*rules.words(opening), text]
     else:
         where = tool.field if name is None else f"{tool.field}.properties.{name}"
@@ -85,7 +85,9 @@ def _tag(rules: Rules, syntax: CallSyntax, tool: OfferedTool, name: str | None, 
     return " ".join(found)
 
 
-def _text(rules: Rules, cases: Sequence[Schema], closing: str, *, may_be_null: bool = False) -> str:
+def text_of(
+    rules: Rules, cases: Sequence[Schema], closing: str, *, may_be_null: bool = False
+) -> str:
     """Text as one of the cases wants it, and `closing`. Raises NotEnforced."""
     found, end = [], rules.word(closing)
     for case in cases:
@@ -239,5 +241,5 @@ class _Braces:
         return f'"[" {some} "]"'
 
     def _string(self, cases: Sequence[Schema]) -> str:
-        text = _text(self._rules, cases, self._quote)
+        text = text_of(self._rules, cases, self._quote)
         return f"{self._rules.word(self._quote)} {text}"

@@ -312,6 +312,9 @@ def written(name, tools, seed, has_one_call=False):
     syntax = call_syntaxes().get(name)
     parts = (*syntax.calls[0], *syntax.parameter, syntax.quote, syntax.end) if syntax else ()
     words = ['"', "}", *(each for each in parts if isinstance(each, str) and each)]
+    if name == "minimax_m3":
+        keys = [key for tool in tools for key in tool.parameters.get("properties", ())]
+        words += [f"]<]minimax[>[</{key}>" for key in (*keys, "c")]
     return random_text(matcher, seed, most=900, words=words)
 
 
@@ -333,7 +336,7 @@ def called(name, text, tools):
     return calls
 
 
-@pytest.mark.parametrize("name", ["llama3_json", *call_syntaxes()])
+@pytest.mark.parametrize("name", ["llama3_json", "minimax_m3", *call_syntaxes()])
 def test_forced_calls_follow_their_schemas(name):
     numbers = set()
     for has_one_call in (True, False):
@@ -392,7 +395,7 @@ NASTY = {
 }
 
 
-@pytest.mark.parametrize("name", ["hermes", "lfm2", "qwen3_xml", "deepseek_v32", "gemma4"])
+@pytest.mark.parametrize("name", ["hermes", "lfm2", "qwen3_xml", "gemma4", "minimax_m3"])
 @pytest.mark.parametrize("schema", NASTY)
 def test_whatever_a_schema_is_made_of_forced_calls_follow_it(name, schema):
     tools = [OfferedTool("do_it", NASTY[schema])]
