@@ -130,8 +130,8 @@ def make_app(
         app.state.metrics = Metrics(served, settings.metrics_names)
         async with running(settings.tool_servers, settings.mcp_timeout) as app.state.tool_servers:
             yield
-        await app.state.jobs.close()
-        await app.state.background_responses.close()
+            await app.state.jobs.close()
+            await app.state.background_responses.close()
         responses_kept.close()
         app.state.files.close()
         await served.close()
