@@ -114,14 +114,16 @@ def in_turn(
     streams: Rows,
     threads: int,
     repeat: int,
-) -> tuple[Rounds, int]:
-    """Figures of both engines, and the most bytes that a daemon of ours had resident.
+) -> tuple[Rounds, tuple[int, int]]:
+    """Figures of both engines, and the most bytes that a daemon of ours had resident after its
+    first answers, and after all, whose keys and values stay cached.
     Raises RuntimeError: a tool failed."""
     rounds: Rounds = {}
     words = ["--model", str(file), "--num-threads", str(threads), *options]
     with running_daemon(words) as (daemon, ready), LLM(address=ready["address"]) as llm:
         ours = _Ours(llm, vocabulary)
         ours.measure((min(prompts),), (1,))  # warms up
+        at_first = peak_memory_bytes(daemon.pid)
         for _ in range(repeat):
             rounds.setdefault("engine-core", []).append(ours.measure(prompts, streams))
             if llama is not None:
@@ -129,7 +131,7 @@ def in_turn(
                 rounds.setdefault("llama.cpp", []).append(figures)
             for name, each in rounds.items():
                 log(f"{name:14}" + "  ".join(f"{k}: {v:.4g}" for k, v in each[-1].items()))
-        return rounds, peak_memory_bytes(daemon.pid)
+        return rounds, (at_first, peak_memory_bytes(daemon.pid))
 
 
 def medians_of(rounds: Rounds) -> dict[str, dict[str, float]]:
