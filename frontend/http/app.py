@@ -127,6 +127,7 @@ def make_app(
         if settings.files_dir is not None:
             app.state.jobs.resume()
         app.state.feeds = {}
+        app.state.slots = {}
         app.state.metrics = Metrics(served, settings.metrics_names)
         async with running(settings.tool_servers, settings.mcp_timeout) as app.state.tool_servers:
             yield

@@ -90,6 +90,8 @@ class ServerSettings:
     a time. Default: a temporary one."""
     max_files_size: int = 1024**3
     """Most bytes of all uploaded files."""
+    slot_save_path: Path | None = None
+    """A folder: the prompts of llama.cpp's slots may be saved there, in tokens, and restored."""
     drain_timeout: int = 30
     """Seconds for running requests to end after SIGTERM."""
     metrics_names: MetricsNames = "engine-core"
@@ -124,6 +126,11 @@ class ServerSettings:
             if given is not None and given not in known:
                 near = ", ".join(difflib.get_close_matches(given, known)) or ", ".join(known)
                 raise InvalidInput(f"{option} is {given!r:.100}; it must be one of {near}")
+        if self.slot_save_path is not None and not self.slot_save_path.is_dir():
+            what = (
+                f"--slot-save-path {self.slot_save_path} is not a directory; make it, or name one"
+            )
+            raise InvalidInput(what)
         _ = self.media_sources
         _ = self.tool_servers
         self._check_tls()

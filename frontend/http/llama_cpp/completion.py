@@ -26,6 +26,7 @@ from frontend.http.generation.answers import (
 from frontend.http.llama_cpp.bodies import CompletionAnswer, CompletionRequest, InfillRequest
 from frontend.http.llama_cpp.parameters import generation_settings, most_tokens, sampling_params
 from frontend.http.llama_cpp.prompts import infill_prompt, read_prompts
+from frontend.http.llama_cpp.slots import slots_of
 from frontend.http.operations import Operation
 from frontend.http.served_models import served_models
 from frontend.inputs.fim import fim_format
@@ -70,6 +71,7 @@ async def _answered(
     asked.model = exchange.model
     has_slot = asked.id_slot is not None and asked.id_slot >= 0
     session = f"slot {asked.id_slot}" if has_slot else None
+    slots, slot = await slots_of(request, asked.model), (exchange.owner, max(0, asked.id_slot or 0))
     salt = secrets.token_hex(8) if asked.cache_prompt is False else None
     streams = [
         _cut(
@@ -92,6 +94,8 @@ async def _answered(
             counts.count(prompt, output)
             for part in output.outputs:
                 answer = answers[prompt * params.n + part.index]
+                if slots is not None:
+                    slots.keep(slot, llm, prompts[prompt], answer.token_ids)
                 for body in answer.bodies(output, part):
                     yield answer.index, body
 
@@ -170,7 +174,7 @@ class _Answer:
         self._llm = llm
         self._params = params
         self._texts: list[str] = []
-        self._token_ids: list[int] = []
+        self.token_ids: list[int] = []
         self._probs: list[dict[str, Any]] = []
 
     def bodies(self, output: RequestOutput, part: CompletionOutput) -> list[Any]:
@@ -181,12 +185,12 @@ class _Answer:
             check_size(0 if asked.stream else num_logprobs(output))
             probs = _probabilities(part.token_ids, part.logprobs, self._llm.get_tokenizer())
         self._texts.append(part.text)
-        self._token_ids += part.token_ids
+        self.token_ids += part.token_ids
         self._probs += probs
         found = []
         if asked.stream and (part.text or part.token_ids):
             body = self._body(output, part.text, part.token_ids, stop=False)
-            timings = _timings(output, len(self._token_ids)) if asked.timings_per_token else UNSET
+            timings = _timings(output, len(self.token_ids)) if asked.timings_per_token else UNSET
             body = msgspec.structs.replace(
                 body, timings=timings, completion_probabilities=probs or UNSET
             )
@@ -204,7 +208,7 @@ class _Answer:
             tokens=token_ids,
             id_slot=-1 if self._asked.id_slot is None else self._asked.id_slot,
             stop=stop,
-            tokens_predicted=len(self._token_ids),
+            tokens_predicted=len(self.token_ids),
             tokens_evaluated=len(output.prompt_token_ids),
         )
 
@@ -213,12 +217,12 @@ class _Answer:
         is_whole, stopped = not asked.stream, part.finish_reason == "stop"
         word = part.stop_reason if isinstance(part.stop_reason, str) and stopped else ""
         text = "".join(self._texts)
-        num_tokens = len(prompt) + len(self._token_ids)
+        num_tokens = len(prompt) + len(self.token_ids)
         body = msgspec.structs.replace(
             self._body(
                 output,
                 text if is_whole else "",
-                self._token_ids if is_whole and asked.return_tokens else [],
+                self.token_ids if is_whole and asked.return_tokens else [],
                 stop=True,
             ),
             model=asked.model or "",
@@ -228,8 +232,8 @@ class _Answer:
             truncated=not stopped and num_tokens >= llm.model.max_model_len,
             stop_type="word" if word else "eos" if stopped else "limit",
             stopping_word=word,
-            tokens_cached=num_tokens - (1 if self._token_ids else 0),
-            timings=_timings(output, len(self._token_ids)),
+            tokens_cached=num_tokens - (1 if self.token_ids else 0),
+            timings=_timings(output, len(self.token_ids)),
             completion_probabilities=self._probs if is_whole and self._probs else UNSET,
         )
         return body if asked.response_fields is None else _chosen(body, asked.response_fields)

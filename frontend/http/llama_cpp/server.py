@@ -17,6 +17,7 @@ from frontend.http.generation.tokenize import TokenizeRequest, conversation_prom
 from frontend.http.live_requests import visible_requests
 from frontend.http.llama_cpp.bodies import CompletionRequest
 from frontend.http.llama_cpp.parameters import generation_settings, sampling_params
+from frontend.http.llama_cpp.slots import change_slot
 from frontend.http.openai.models import list_models
 from frontend.http.operations import Operation, operation
 from frontend.http.pooling import bodies
@@ -180,17 +181,6 @@ def _progress(info: RequestInfo) -> dict[str, Any]:
             {"has_next_token": True, "n_remain": num_left, "n_decoded": info.num_output_tokens}
         ],
     }
-
-
-@operation("POST", "/slots/{id_slot}")
-async def change_slot(request: Request) -> Response:
-    """Refuse to save, restore and erase the cache of a slot."""
-    raise ApiError(
-        501,
-        f"action {request.query_params.get('action', '')!r:.20} of slots is not supported: prompts "
-        "are cached by what they say, not by slot; start the daemon with --prefix-cache-dir to "
-        "keep them on disk, also over a restart",
-    )
 
 
 @operation("GET", "/lora-adapters", gives=list[Adapter])

@@ -277,7 +277,7 @@ def test_props_describe_the_model(serve):
     assert (props["total_slots"], props["is_sleeping"]) == (64, False)
     assert "m.role" in props["chat_template"]
     assert http.get("/lora-adapters").json() == []
-    for path, words in (("/props", "options of its daemon"), ("/slots/0", "--prefix-cache-dir")):
+    for path, words in (("/props", "options of its daemon"), ("/slots/0", "--slot-save-path DIR")):
         response = http.post(f"{path}?action=save", json={"filename": "x"})
         assert response.status_code == 501
         assert words in response.json()["error"]["message"]
