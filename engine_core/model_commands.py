@@ -27,7 +27,7 @@ P = ParamSpec("P")
 _LINE_EVERY_S = 2.0
 _POLL_S = 0.05
 
-_Json = Annotated[bool, Parameter(help="Print JSON.", negative="", show=True)]
+Json = Annotated[bool, Parameter(help="Print JSON.", negative="", show=True)]
 _Name = Annotated[
     str,
     Parameter(
@@ -56,7 +56,7 @@ def with_one_error(command: Callable[P, None]) -> Callable[P, None]:
 
 
 @with_one_error
-def pull(name: _Name, /, *, json: _Json = False) -> None:
+def pull(name: _Name, /, *, json: Json = False) -> None:
     """Fetch a model and pack its quantised weights for this CPU, so that a daemon need not."""
     from engine_core.model_files.open import locate_model
     from engine_core.model_files.stored import size_bytes
@@ -133,7 +133,7 @@ class _CountedFiles:
 
 
 @with_one_error
-def list_models(*, json: _Json = False) -> None:
+def list_models(*, json: Json = False) -> None:
     """List the models that were fetched, and your own names: bytes, those kept packed, format, when
     last used."""
     from engine_core.model_files.stored import StoredModel, stored_models

@@ -1,5 +1,6 @@
 """`engine-core create`, `show` and `cp`: models under names of the user's own."""
 
+import json as json_format
 import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -8,7 +9,7 @@ import msgspec
 from cyclopts import Parameter
 
 from engine_core.errors import ConfigurationError, StartupError
-from engine_core.model_commands import print_line, with_one_error
+from engine_core.model_commands import Json, print_line, with_one_error
 from protocol.modelfile import modelfile as modelfile_of
 from protocol.modelfile import read_modelfile
 from protocol.presets import Parameters, Preset, find_preset, write_preset
@@ -64,6 +65,7 @@ def show(
     modelfile: Annotated[
         bool, Parameter(help="Print what `create -f` reads, and no more.", negative="", show=True)
     ] = False,
+    json: Json = False,
 ) -> None:
     """Show a model: architecture, size, context, parameters, template, system text."""
     preset = find_preset(name) or Preset(from_=name)
@@ -72,6 +74,9 @@ def show(
         return
     facts: dict[str, Any] = {"model": preset.from_}
     files = _opened(preset.from_)
+    if json:
+        print_line(json_format.dumps({} if files is None else _facts(files)))
+        return
     if files is not None:
         from engine_core.model_files.stored import size_bytes
 
@@ -106,7 +111,50 @@ def _opened(model: str) -> "ModelFiles | None":
             return None
         snapshots = (found.path / "snapshots").glob("*")  # of a model of the hub
         source = str(max(snapshots, key=lambda each: each.stat().st_mtime, default=found.path))
-    return open_model_files(source, option="NAME", report=lambda _line: None)
+    report = lambda _line: None  # noqa: E731
+    return open_model_files(source, option="NAME", finds_mmproj=True, report=report)
+
+
+def _facts(files: "ModelFiles") -> dict[str, Any]:
+    """What a server tells of a model that does not run, by the names of `ModelInfo`."""
+    from engine_core.model_files.stored import gguf_format, size_bytes
+    from engine_core.options.pooling import PoolingOptions
+    from engine_core.startup.pooled_files import pooled_files
+
+    pooled, text = pooled_files(files, PoolingOptions()), files.config
+    text = {**text, **(text.get("text_config") or {})}
+    is_folder, tokenizer = files.path.is_dir(), files.tokenizer()
+    dtype = text.get("dtype") or text.get("torch_dtype") or ""
+    own = "+".join(files.quantised_types) or str(dtype).removeprefix("torch.")
+    preset = _recommended(files)
+    return {
+        "architecture": next(iter(files.config.get("architectures") or ()), ""),
+        "max_model_len": text.get("max_position_embeddings") or 0,
+        "vocab_size": text.get("vocab_size") or 0,
+        "num_weights": 0 if is_folder and files.quantised_types else files.num_weights,
+        "file_bytes": size_bytes(files.path),
+        "file_format": "safetensors" if is_folder else "gguf",
+        "formats": own if is_folder else gguf_format(files.path).removeprefix("gguf "),
+        "eos_token_ids": files.eos_token_ids,
+        "default_sampling": preset.parameters.given(),
+        "tasks": ["generate" if pooled.generates else "embed"],
+        "takes_images": _takes_images(files),
+        "chat_template": preset.template or "",
+        "chat_templates": {} if tokenizer is None else tokenizer.named_chat_templates,
+    }
+
+
+def _takes_images(files: "ModelFiles") -> bool:
+    if files.config.get("vision_config") is None:
+        return False
+    from engine_core.models.errors import UnsupportedArchitecture
+    from engine_core.models.multimodal.families import input_family
+
+    try:
+        family = input_family(files.config)
+    except UnsupportedArchitecture:
+        return False
+    return family is not None and "image" in family.modalities
 
 
 def _recommended(files: "ModelFiles") -> Preset:

@@ -141,11 +141,11 @@ def _known_models() -> Iterator[StoredModel]:
                 continue
             files = path.glob("*.safetensors") if path.is_dir() else [path]
             used_s = max(file.stat().st_atime for file in files)
-            kind = "safetensors" if path.is_dir() else _gguf_format(path)
+            kind = "safetensors" if path.is_dir() else gguf_format(path)
             yield StoredModel(known.name, path, size_bytes(path), kind, used_s)
 
 
-def _gguf_format(file: Path) -> str:
+def gguf_format(file: Path) -> str:
     """The format's name, with the type that most of its bytes have."""
     with contextlib.suppress(ModelFilesError):
         sizes: Counter[str] = Counter()
@@ -158,7 +158,7 @@ def _gguf_format(file: Path) -> str:
 def _models_of_urls() -> Iterator[StoredModel]:
     for url in fetched_urls():
         path, files = url.path, tuple(part.path for part in url.parts)
-        kind, used_s = _gguf_format(path), path.stat().st_atime
+        kind, used_s = gguf_format(path), path.stat().st_atime
         yield StoredModel(url.url, path, size_bytes(path), kind, used_s, files=files)
 
 
@@ -195,7 +195,7 @@ def _hub_models(repo: Any, meant: HubName | None = None) -> Iterator[StoredModel
                 f"{repo.repo_id}:{tag}",
                 files[names[0]][0].file_path,
                 _num_bytes(own.values()),
-                _gguf_format(files[names[0]][0].file_path),
+                gguf_format(files[names[0]][0].file_path),
                 max(file.blob_last_accessed for file in own.values()),
                 revisions=hashes if len(ggufs) + has_safetensors == 1 else (),
                 files=(*own, *({_blob(link) for link in own} - kept)),

@@ -8,6 +8,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
+import msgspec
 from starlette.requests import Request
 
 from frontend.async_llm import AsyncLLM
@@ -35,6 +36,26 @@ _BATCH_PRIORITY = 1000
 """What lines of batches wait behind: every request that asks for no priority."""
 
 
+class ModelFacts(msgspec.Struct, frozen=True, kw_only=True):
+    """What is known of a model that does not run, named as in `ModelInfo`; the rest is empty."""
+
+    name: str = ""
+    architecture: str = ""
+    max_model_len: int = 0
+    vocab_size: int = 0
+    num_weights: int = 0
+    file_bytes: int = 0
+    file_format: str = ""
+    formats: str = ""
+    eos_token_ids: tuple[int, ...] = ()
+    default_sampling: dict[str, float] = {}
+    tasks: tuple[str, ...] = ()
+    takes_images: bool = False
+    chat_template: str = ""
+    chat_templates: dict[str, str] = {}
+    """Others, by their names."""
+
+
 class ServedModel:
     """One engine, or several that serve one model, and its names. Engines may come later, go, and
     come back.
@@ -52,6 +73,8 @@ class ServedModel:
         self.histograms = RequestHistograms()
         """Histograms of its requests."""
         self.created_s = int(time.time())
+        self.facts: ModelFacts | None = None
+        """Facts that were read of its files while it did not run."""
         self.size_bytes = 0
         """Bytes of its files; 0: not known."""
         self.asked: list[str] = []
@@ -138,6 +161,10 @@ class ServedModel:
         """When its engine is stopped, if nobody uses it. None: never."""
         return None
 
+    async def read_facts(self) -> ModelFacts:
+        """Read what its files say, if they are here."""
+        return self.facts or ModelFacts(name=self.names[0])
+
     async def pull(self) -> AsyncGenerator[dict[str, Any], None]:
         """Fetch its files, if they are not here. Yields what is to be said of it: `status`, and of
         downloads `completed` and `total` bytes. Raises ApiError: that failed."""
@@ -162,7 +189,7 @@ class ServedPreset(ServedModel):
         super().__init__(AsyncLLM, [name])  # never called: the client is the model's
         self.preset = preset
         self.model = model
-        self.size_bytes = model.size_bytes
+        self.size_bytes, self.facts = model.size_bytes, model.facts
         with contextlib.suppress(OSError):
             self.created_s = int(preset_file(name).stat().st_mtime)
 
@@ -187,6 +214,9 @@ class ServedPreset(ServedModel):
     @property
     def resting(self) -> str | None:
         return self.model.resting
+
+    async def read_facts(self) -> ModelFacts:
+        return await self.model.read_facts()
 
     def pull(self) -> AsyncGenerator[dict[str, Any], None]:
         return self.model.pull()

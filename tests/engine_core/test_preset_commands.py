@@ -46,6 +46,7 @@ def test_a_name_is_made_listed_copied_shown_and_removed(run, create):
     assert listed == [("mario", "preset of tiny"), ("peach", "preset of tiny")]
     assert find_preset("peach").from_ == "tiny"
     assert "mario" in run("list")[1].splitlines()[1]
+    assert run("show", "mario", "--json")[1] == "{}\n"
     code, out, _ = run("show", "mario")
     assert (code, "not here yet: engine-core pull tiny" in out, "top_k 3" in out) == (0, True, True)
 
@@ -114,3 +115,7 @@ def test_a_fetched_models_figures_are_shown(run, machine):
             "PARAMETER top_k 5",
             "PARAMETER repeat_penalty 1.5",
         }
+        facts = json.loads(run("show", name, "--json")[1])
+        assert (facts["architecture"], facts["max_model_len"], facts["num_weights"]) == ("X", 77, 2)
+        assert (facts["file_format"], facts["tasks"]) == ("safetensors", ["generate"])
+        assert facts["default_sampling"] == {"repeat_penalty": 1.5, "top_k": 5}

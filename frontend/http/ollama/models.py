@@ -15,7 +15,6 @@ from starlette.responses import Response
 
 from frontend.async_llm import AsyncLLM
 from frontend.errors import EngineClientError, InvalidInput
-from frontend.http.answer_parts import answer_format
 from frontend.http.api_errors import ApiError
 from frontend.http.event_stream import (
     LineStream,
@@ -28,13 +27,21 @@ from frontend.http.event_stream import (
 from frontend.http.exchange import exchange_of
 from frontend.http.ollama import bodies
 from frontend.http.operations import operation
-from frontend.http.served_models import ServedModel, ServedModels, ServedPreset, served_models
+from frontend.http.served_models import (
+    ModelFacts,
+    ServedModel,
+    ServedModels,
+    ServedPreset,
+    served_models,
+)
 from frontend.http.settings import ServerSettings
 from frontend.http.tools.stream import format_of_template
 from frontend.inputs.fim import fim_format
+from frontend.reasoning_formats import REASONING_FORMATS, reasoning_name_of_template
 from frontend.text.tokenizer import Tokenizer
 from protocol.known_names import meant_by
 from protocol.modelfile import modelfile, parameter_lines
+from protocol.outputs import ModelInfo
 from protocol.presets import model_of
 
 _VERSION = "0.13.0"
@@ -129,19 +136,32 @@ async def ps(request: Request) -> Response:
 @operation("POST", "/api/show", takes=bodies.ModelRequest, gives=bodies.ShownModel)
 async def show(request: Request, asked: bodies.ModelRequest) -> Response:
     """One model."""
-    model, llm = await served_model(request, asked.model or asked.name or "")
-    info, family = llm.model, _family(llm)
-    tokenizer = llm.input_processor.optional_tokenizer
-    template = ("" if tokenizer is None else tokenizer.chat_template) or ""
-    of_tools = ("" if tokenizer is None else tokenizer.used_template(None, has_tools=True)) or ""
+    model = await find_model(request, asked.model or asked.name or "")
     settings: ServerSettings = request.app.state.settings
+    tokenizer, template, of_tools = None, "", ""
+    info: ModelInfo | ModelFacts
+    if model.resting is None:
+        model, llm = await served_model(request, asked.model or asked.name or "")
+        info, tokenizer = llm.model, llm.input_processor.optional_tokenizer
+        if tokenizer is not None:
+            template = tokenizer.chat_template or ""
+            of_tools = tokenizer.used_template(None, has_tools=True) or ""
+        has_images = info.multimodal is not None and "image" in info.multimodal.max_items
+    else:  # an editor shows every model: that starts none
+        info = await model.read_facts()
+        given = model.preset.template if isinstance(model, ServedPreset) else None
+        template = info.chat_template if given is None else given
+        of_tools = given or info.chat_templates.get("tool_use", template)
+        has_images = info.takes_images
+    family = _family(info)
     tasks = {"generate": "completion", "embed": "embedding"}
     capabilities = [name for task, name in tasks.items() if task in info.tasks]
     if "tools" in of_tools and (settings.tool_call_parser or format_of_template(of_tools)):
         capabilities.append("tools")
-    if template and answer_format(request, llm, None).reasoning is not None:
+    parser = settings.reasoning_parser or reasoning_name_of_template(template)
+    if template and parser is not None and REASONING_FORMATS[parser] is not None:
         capabilities.append("thinking")
-    if info.multimodal is not None and "image" in info.multimodal.max_items:
+    if has_images:
         capabilities.append("vision")
     if tokenizer is not None and "generate" in info.tasks:
         with contextlib.suppress(InvalidInput):
@@ -177,7 +197,7 @@ async def show(request: Request, asked: bodies.ModelRequest) -> Response:
         system=UNSET if preset is None or preset.system is None else preset.system,
         license=UNSET if preset is None or preset.license is None else preset.license,
         messages=UNSET if preset is None else preset.messages,
-        details=_details(llm, model),
+        details=_details(info, model),
         model_info=model_info,
         capabilities=capabilities,
         modified_at=_since(model),
@@ -236,6 +256,7 @@ async def _entries(
         if model.resting is None:
             with contextlib.suppress(EngineClientError):
                 llm = await model.ready()
+        info = model.facts if llm is None else llm.model
         made = msgspec.json.encode(model.preset) if isinstance(model, ServedPreset) else b""
         digest = hashlib.sha256("".join(model.names[:1]).encode() + made).hexdigest()
         for name in model.names:
@@ -245,20 +266,20 @@ async def _entries(
                     name=tag,
                     model=tag,
                     modified_at=_since(model),
-                    size=model.size_bytes or (0 if llm is None else llm.model.file_bytes),
+                    size=model.size_bytes or (0 if info is None else info.file_bytes),
                     digest=digest,
-                    details=_details(llm, model),
+                    details=_details(info, model),
                 ),
                 model,
                 llm,
             )
 
 
-def _details(llm: AsyncLLM | None, model: ServedModel) -> bodies.ModelDetails:
+def _details(info: ModelInfo | ModelFacts | None, model: ServedModel) -> bodies.ModelDetails:
     parent = model.parent if isinstance(model, ServedPreset) else ""
-    if llm is None:
+    if info is None or not info.architecture:
         return bodies.ModelDetails(parent_model=parent)
-    family, info = _family(llm), llm.model
+    family = _family(info)
     stored = re.match(r"\w*", info.formats)
     level = "" if stored is None else stored[0]
     return bodies.ModelDetails(
@@ -276,8 +297,8 @@ def _rounded(number: int) -> str:
     return f"{number / 1e9:.1f}B" if number >= 1e9 else f"{number / 1e6:.2f}M"
 
 
-def _family(llm: AsyncLLM) -> str:
-    return _KIND.sub("", llm.model.architecture).lower()
+def _family(info: ModelInfo | ModelFacts) -> str:
+    return _KIND.sub("", info.architecture).lower()
 
 
 def _vocabulary(tokenizer: Tokenizer) -> dict[str, Any]:

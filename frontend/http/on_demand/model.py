@@ -15,6 +15,8 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 from frontend.async_llm import AsyncLLM
 from frontend.engine.daemon import ChildDaemon
 from frontend.engine_calls import Engine
@@ -22,7 +24,7 @@ from frontend.errors import EngineClientError, EngineUnavailable
 from frontend.http.api_errors import ApiError
 from frontend.http.exchange import current_exchange
 from frontend.http.on_demand.options import OnDemandOptions
-from frontend.http.served_models import ServedModel
+from frontend.http.served_models import ModelFacts, ServedModel
 from frontend.presets.llm import adapter_options, names_of
 from protocol.memory import available_memory_bytes, process_memory_bytes
 from protocol.outputs import ModelInfo
@@ -53,6 +55,7 @@ class DaemonPool:
         logger.setLevel(logging.INFO)  # others of this program warn alone
         self.models: list[OnDemandModel] = []
         self.starting = asyncio.Lock()
+        self.reading = asyncio.Lock()
 
     async def make_room(self, name: str, needed_bytes: int) -> None:
         """Stop idle daemons until there is room for one more.
@@ -317,6 +320,26 @@ class OnDemandModel(ServedModel):
                     while len(llm.session.requests):  # they end with the report, not with the stop
                         await asyncio.sleep(0.01)
             await self.stop()
+
+    async def read_facts(self) -> ModelFacts:
+        async with self._pool.reading:
+            if self.facts is None:
+                process = await asyncio.create_subprocess_exec(
+                    *(*self._options.command, "show", self._model, "--json"),
+                    stdin=asyncio.subprocess.DEVNULL,
+                    stdout=asyncio.subprocess.PIPE,
+                    stderr=asyncio.subprocess.DEVNULL,
+                )
+                try:
+                    said, _ = await process.communicate()
+                finally:
+                    with contextlib.suppress(ProcessLookupError):
+                        process.kill()
+                with contextlib.suppress(msgspec.MsgspecError):
+                    found = msgspec.json.decode(said, type=ModelFacts)
+                    if found.architecture:  # else it was not fetched yet
+                        self.facts = msgspec.structs.replace(found, name=self.names[0])
+        return await super().read_facts()
 
     async def pull(self) -> AsyncGenerator[dict[str, Any], None]:
         process = await asyncio.create_subprocess_exec(

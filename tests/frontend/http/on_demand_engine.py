@@ -13,6 +13,13 @@ from pathlib import Path
 
 def main() -> None:
     folder, *arguments = sys.argv[1:]
+    if arguments[0] == "show":
+        facts = {"architecture": "FakeForCausalLM", "max_model_len": 512, "num_weights": 10**9,
+                 "file_bytes": 7, "file_format": "gguf", "formats": "Q4_K", "tasks": ["generate"],
+                 "chat_template": "<think></think>{{ tools }}<tool_call>", "takes_images": True,
+                 "default_sampling": {"top_k": 7}}  # fmt: skip
+        print(json.dumps({} if arguments[1] == "absent" else facts))
+        return
     if arguments[0] == "pull":
         if arguments[1] == "absent":
             sys.exit("engine-core: 'absent' is no known name; see the list")

@@ -117,7 +117,22 @@ def test_looking_starts_nothing_and_the_answers_are_true(serve):
         assert refused.status_code == 503
         assert "small is stopped; a request starts it" in refused.text
     assert server.complete("unknown").status_code == 404
+    shown = server.http.post("/api/show", json={"model": "small:latest"}).json()
+    assert shown["capabilities"] == ["completion", "tools", "thinking", "vision"]
+    assert (shown["modelfile"], shown["parameters"]) == ("FROM small\n", "top_k 7")
+    assert shown["model_info"]["fake.context_length"] == 512
+    details = {
+        "parent_model": "", "format": "gguf", "family": "fake", "families": ["fake"],
+        "parameter_size": "1.0B", "quantization_level": "Q4_K",
+    }  # fmt: skip
+    (small, other) = server.http.get("/api/tags").json()["models"]
+    assert small["details"] == shown["details"] == details
+    assert (small["size"], other["size"], other["details"]["family"]) == (7, 0, "")
     assert server.pids("small") == server.pids("other") == []
+    server = serve("absent")  # not fetched yet
+    shown = server.http.post("/api/show", json={"model": "absent"}).json()
+    assert (shown["capabilities"], shown["details"]["family"]) == ([], "")
+    assert server.pids("absent") == []
 
 
 @pytest.mark.parametrize(
