@@ -5,6 +5,7 @@ file -> QuantisedTensor or torch.Tensor, part by part -> WeightPacking.pack -> L
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -21,6 +22,9 @@ RouterScores = Literal["softmax", "sigmoid"]
 """What a router's logits become: softmax over all experts, or the sigmoid of each."""
 
 SWIGLU_ALPHA, SWIGLU_LIMIT = 1.702, 7.0
+
+_LEAST_GROUP_INPUTS = 32
+"""Of a scale, in the smallest groups that every backend computes with."""
 
 ExpertBiases = tuple[torch.Tensor, torch.Tensor]
 """Of all experts' products: [X, 2F] (without a gate [X, F]) and [X, E]."""
@@ -196,22 +200,27 @@ class QuantisedTensor:
         )
 
     def _narrow_inputs_first(self, dim: int, start: int, stop: int) -> QuantisedTensor | None:
-        # outputs are cut between words of several, inputs between groups
+        # outputs are cut between words of several; inputs that part a group make all groups smaller
         width = self.shape[dim]
         a_word = max(width // array.shape[1] for array in self.arrays.values())
-        step = self.block_inputs if dim else a_word
-        if start % step or stop % step:
+        step = math.gcd(start, stop, self.block_inputs) if dim else a_word
+        if start % step or stop % step or (dim and step < _LEAST_GROUP_INPUTS):
             return None
 
         def cut(array: torch.Tensor) -> torch.Tensor:
             if dim and len(array) == 1:  # that of a row
                 return array
+            if dim and len(array) == width // self.block_inputs:
+                array = array.repeat_interleave(self.block_inputs // step, 0)
             size = array.shape[1 - dim]
             return array.narrow(1 - dim, start * size // width, (stop - start) * size // width)
 
         shape = (stop - start, self.shape[1]) if dim == 0 else (self.shape[0], stop - start)
         return replace(
-            self, shape=shape, arrays={name: cut(each) for name, each in self.arrays.items()}
+            self,
+            shape=shape,
+            arrays={name: cut(each) for name, each in self.arrays.items()},
+            block_inputs=step if dim else self.block_inputs,
         )
 
 

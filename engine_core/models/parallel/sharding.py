@@ -228,16 +228,17 @@ def _taken_blocks(part: QuantisedTensor, cut: Cut) -> QuantisedTensor | None:
     first = cut.ranges[0]
     if len(cut.ranges) == 1:
         return part.narrow(cut.dim, first.start, first.stop, num_zeros=cut.num_zeros)
-    if cut.dim == 0:
-        wanted = [torch.arange(each.start, each.stop) for each in cut.ranges]
-        return part.rows(torch.cat(wanted)) if part.has_rows else None
-    if part.arrays.keys() != {"blocks"}:
+    if cut.dim == 0 and part.has_rows:
+        return part.rows(torch.cat([torch.arange(each.start, each.stop) for each in cut.ranges]))
+    if cut.dim == 1 and part.arrays.keys() != {"blocks"}:
         return None
-    pieces = [part.narrow(1, each.start, each.stop) for each in cut.ranges]
-    blocks = [piece.arrays["blocks"] for piece in pieces if piece is not None]
-    if len(blocks) < len(pieces):
+    pieces = [part.narrow(cut.dim, each.start, each.stop) for each in cut.ranges]
+    there = [piece.arrays for piece in pieces if piece is not None]
+    if len(there) < len(pieces):
         return None
-    shape, arrays = (part.shape[0], cut.width), {"blocks": torch.cat(blocks, 1)}
+    # inputs, or outputs of arrays that have inputs first
+    arrays = {name: torch.cat([each[name] for each in there], 1) for name in part.arrays}
+    shape = (part.shape[0], cut.width) if cut.dim else (cut.width, part.shape[1])
     return dataclasses.replace(part, shape=shape, arrays=arrays)
 
 

@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 import torch
 import transformers
+from quantised_folders import METHODS, write_quantised
 
 from engine_core.distributed.collectives import Collectives, SingleRank
 from engine_core.model_runner.cpu.runner import CPUModelRunner
@@ -116,3 +117,31 @@ def test_bits_of_a_request_do_not_depend_on_the_batch(ranks: RankProcesses, fold
         alone = ranks.run(_answers, folder, [name], tp_size=3)[0]
         assert (alone[0][name], alone[1][name]) == (tokens[name], reports[name])
         assert name == "greedy" or alone[2] == prompts
+
+
+def _bytes_by_format(collectives: Collectives, folder: Path) -> dict[str, int]:
+    ops = rank_operations("native")
+    load_folder(collectives, folder, ops)
+    packing = ops.weight_packing(torch.float32)
+    assert packing is not None
+    return dict(packing.bytes_by_format())
+
+
+@pytest.mark.parametrize("name", ["gptq 4 bits, symmetric", "awq"])
+def test_ranks_that_part_groups_keep_codes_and_give_the_tokens_of_one_rank(
+    ranks: RankProcesses, tmp_path: Path, name: str
+) -> None:
+    """Each has 96 inputs of o_proj and down_proj, of groups of 128 or 64."""
+    torch.manual_seed(0)
+    shape = {"hidden_size": 384, "intermediate_size": 384, "num_key_value_heads": 4}
+    config = transformers.LlamaConfig(**SHAPE | shape, head_dim=32)
+    write_quantised(tmp_path, transformers.LlamaForCausalLM(config), METHODS[name])
+    names = ["greedy", "prompt"]
+    tokens, *_ = _answers(SingleRank(), tmp_path, names)
+    for answer in ranks.run(_answers, tmp_path, names, tp_size=4):
+        assert answer[0] == tokens
+    whole = _bytes_by_format(SingleRank(), tmp_path)
+    parts = ranks.run(_bytes_by_format, tmp_path, tp_size=4)
+    (codes,) = whole.keys() - {"float32"}
+    assert sum(each[codes] for each in parts) == whole[codes]
+    assert all(each.keys() == whole.keys() for each in parts)

@@ -6,11 +6,13 @@ import gguf
 import numpy as np
 import pytest
 import torch
+from quantised_folders import METHODS, random_layer
 
 from engine_core.distributed.parallel import Parallel
 from engine_core.layers.vocabulary import token_ranges
 from engine_core.model_files.gguf.dequantize import dequantize
 from engine_core.model_files.gguf.header import GgmlType
+from engine_core.model_files.grouped_integers import read_grouped_integers
 from engine_core.models.errors import ModelConfigError, ModelWeightsError
 from engine_core.models.layer_cache import State
 from engine_core.models.parallel.sharding import Sharding, allowed_sizes
@@ -180,6 +182,30 @@ def test_rows_of_several_kinds_of_heads_stay_blocks(is_ordered):
         taken = sharding.take("model.layers.0.linear_attn.out_proj.weight", outputs)
         assert taken.arrays.keys() == {"blocks"}
         assert torch.equal(taken.dequantise(), whole_outputs[:, :, rank].flatten(1))
+
+
+@pytest.mark.parametrize("name", ["gptq 8 bits", "awq"])
+def test_rows_of_several_kinds_of_heads_stay_integers(name):
+    """q, k and v of a gated delta net: 2 heads of 16, 2 of 16, 4 of 8, of which a rank has half."""
+    how = METHODS[name]
+    layer, weight = random_layer(96, 64, how, np.random.default_rng(0))
+    part = read_grouped_integers(how).as_one("layer", layer)
+    whole = torch.from_numpy(weight)
+    heads = {
+        "linear_num_key_heads": 2,
+        "linear_num_value_heads": 4,
+        "linear_key_head_dim": 16,
+        "linear_value_head_dim": 8,
+    }
+    config = config_of(
+        architectures=["Qwen3_5ForCausalLM"], num_attention_heads=6, num_key_value_heads=2, **heads
+    )
+    for rank, sharding in enumerate(shardings(config, 2)):
+        taken = sharding.take("model.layers.0.linear_attn.in_proj_qkv.weight", part)
+        assert taken.type_name == part.type_name
+        q, k, v = 16 * rank, 32 + 16 * rank, 64 + 16 * rank
+        mine = torch.cat([whole[q : q + 16], whole[k : k + 16], whole[v : v + 16]])
+        assert torch.equal(taken.dequantise(), mine)
 
 
 def test_blocks_that_a_head_would_cut_become_floats():
