@@ -145,8 +145,8 @@ class SparseFeedForward:
         )
         self._dtype = dtype
         self._ops = ops
-        self._packing = ops.weight_packing(dtype)
-        is_wide = dtype is torch.float32 or self._packing is not None
+        self._packing = ops.weight_packing(dtype, experts=self._name)
+        is_wide = dtype is torch.float32 or ops.weight_packing(dtype) is not None
         self._widens = router.in_float32 and not is_wide
         self._router = FusedLinear(
             [(f"{self._name}.gate", num_experts)],

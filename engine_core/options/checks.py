@@ -120,9 +120,19 @@ def check_device(options: EngineOptions, device: DeviceTraits) -> None:
             "--capture-at-start has no effect with --enforce-eager, which captures no CUDA "
             "graph; omit one of them"
         )
+    if options.cpu_experts and options.capture_at_start:
+        raise ConfigurationError(
+            "--capture-at-start has no effect with --cpu-experts, whose layers wait for the host "
+            "and are in no CUDA graph; omit one of them"
+        )
     if device.runs_ahead:
         refuse(options, "gpu")
         return
+    if options.cpu_experts:
+        raise ConfigurationError(
+            f"--cpu-experts {options.cpu_experts} has no effect on a CPU, which has all experts; "
+            "omit it, or run with --device cuda"
+        )
     if options.kv_cache_dtype == "fp8":
         raise ConfigurationError(
             "--kv-cache-dtype fp8 needs a GPU: the CPU's attention has no arithmetic on 8-bit "
@@ -139,6 +149,23 @@ def check_encoder(options: EngineOptions) -> None:
     """Refuse what has no meaning for a model that computes whole prompts and keeps nothing.
     Raises ConfigurationError: naming the option and the reason."""
     refuse(options, "encoder-only")
+
+
+def check_cpu_experts(options: EngineOptions, config: Mapping[str, Any]) -> None:
+    """Raises ConfigurationError: the model has no experts that --cpu-experts could be of."""
+    if not options.cpu_experts:
+        return
+    try:
+        read = read_model_config(config)
+    except UnsupportedArchitecture:
+        read = None  # transformers' code would run it
+    experts = getattr(read, "experts", ())
+    if options.model_impl == "transformers" or not any(experts[: options.cpu_experts]):
+        raise ConfigurationError(
+            f"--cpu-experts {options.cpu_experts}: the first {options.cpu_experts} layers of "
+            f"{architecture_of(config)} have no experts in our own model code; omit it, or give a "
+            "larger number for a mixture of experts"
+        )
 
 
 def check_layers(config: Mapping[str, Any], device: DeviceTraits) -> None:

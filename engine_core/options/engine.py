@@ -53,6 +53,9 @@ class EngineOptions:
     """Weights of layers; int8: a scale a row; int4: groups of 32 (both on a CPU); none:
     as --dtype says; auto: quantised as the file is where the device runs that, unless --dtype
     is given; awq, gptq, gguf, fp8, mxfp4: as auto, of such files only."""
+    cpu_experts: Annotated[int, MODEL, NOT_NEGATIVE] = 0
+    """Experts of the model's first N layers stay in the host's memory, and the CPU computes them;
+    for mixtures of experts that a GPU's memory does not hold."""
     weight_cache_size: Annotated[int | None, MODEL, SIZE, NOT_NEGATIVE] = None
     """Most disk space for quantised weights as this CPU runs them, kept in the user's cache
     folder for the next start (default 8GiB); 0: none are kept."""

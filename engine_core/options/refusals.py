@@ -50,6 +50,7 @@ _IS_GIVEN: dict[str, Callable[[EngineOptions], object]] = {
     ),
     "--prefill-delay-factor": lambda o: o.scheduling.prefill_delay_factor is not None,
     "--block-size of a CPU": lambda o: o.block_size & (o.block_size - 1),
+    "--cpu-experts": lambda o: o.cpu_experts,
     "--pipeline-parallel-size": lambda o: o.parallel.pipeline_parallel_size > 1,
 }
 
@@ -141,6 +142,7 @@ _REFUSED: dict[str, dict[str, str]] = {
         + "each worker has a part of a block, and whole ones are moved"
         + _ALONE,
         "--enable-lora": _WORKERS + "adapters are not split yet" + _ALONE,
+        "--cpu-experts": _WORKERS + "they would take the same cores" + _ALONE,
         "--enable-prompt-embeds": _WORKERS + "hidden states would be sent to every worker" + _ALONE,
         "--logits-processors": _WORKERS
         + "its code would run in every worker, and need not choose the same"

@@ -13,7 +13,7 @@ from engine_core.devices import DeviceTraits, traits_of
 from engine_core.errors import ConfigurationError
 from engine_core.model_files import ModelFiles
 from engine_core.models.text_part import inner_text
-from engine_core.options.checks import check_device, check_encoder, check_layers
+from engine_core.options.checks import check_cpu_experts, check_device, check_encoder, check_layers
 from engine_core.options.engine import CacheDtypeName, DtypeName, EngineOptions
 from engine_core.options.speculation import QuantizationName
 from engine_core.startup.pooled_files import PooledFiles
@@ -119,6 +119,7 @@ def check_model(options: EngineOptions, files: ModelFiles, device: DeviceTraits)
     if isinstance(files, PooledFiles) and files.is_encoder:
         check_encoder(options)
     check_layers(files.config, device)
+    check_cpu_experts(options, files.config)
 
 
 def unseen_gpu(system: Path = Path("/")) -> str:
@@ -196,6 +197,11 @@ def choose_numbers(
 def float_weights_of(quantization: QuantizationName) -> FloatWeights:
     """The format that floating weights take under this quantization."""
     return quantization if quantization in ("int8", "int4") else "float32"
+
+
+def float_weights_on_host(activations: torch.dtype) -> FloatWeights:
+    """The format of floating experts in the host's memory, for a model on a GPU."""
+    return "bfloat16" if activations is torch.bfloat16 else "float32"
 
 
 def keeps_blocks(quantization: QuantizationName, dtype: DtypeName) -> bool:

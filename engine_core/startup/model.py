@@ -3,6 +3,7 @@
 import dataclasses
 import logging
 import time
+from functools import partial
 
 import torch
 
@@ -20,9 +21,9 @@ from engine_core.models.interface import Model
 from engine_core.models.loading import load_dummy_model, load_model
 from engine_core.models.multimodal.interface import MultiModalEncoder
 from engine_core.models.weight_transfer import weight_transfer_to
-from engine_core.options.checks import check_encoder, check_layers
+from engine_core.options.checks import check_cpu_experts, check_encoder, check_layers
 from engine_core.options.engine import EngineOptions
-from engine_core.startup.device import Numbers, choose_numbers, keeps_blocks
+from engine_core.startup.device import Numbers, choose_numbers, float_weights_on_host, keeps_blocks
 from engine_core.startup.pooled_files import PooledFiles
 from engine_core.startup.weight_cache import DEFAULT_LIMIT_BYTES, PackedWeightCache
 from kernels.backends import UnsupportedDevice, native_bfloat16, select_operations
@@ -34,6 +35,7 @@ logger = logging.getLogger(__name__)
 _THROUGH_TRANSFORMERS = "transformers' model code computes in float32"
 _FLOAT_FORMATS = frozenset({"float32", "float16", "bfloat16", "int8", "int4"})
 _WEIGHT_ONLY = "-w8a16"
+_FIRST_EXPERTS = "model.layers.0.mlp"
 _GROUP_INPUTS = 32
 """Inputs that share a scale in weights that are quantised here."""
 _LARGE_GROUP_INPUTS = 128
@@ -72,6 +74,7 @@ class LoadedModel:
     max_seq_length: int | None = None
     collectives: Collectives = SINGLE_RANK
     mapped_bytes: int = 0
+    has_host_experts: bool = False
 
     @property
     def dtype(self) -> torch.dtype:
@@ -89,8 +92,9 @@ class LoadedModel:
 
     @property
     def captures_steps(self) -> bool:
-        """Whether a GPU may replay its steps: transformers' code may wait for the device."""
-        return self.model_impl != "transformers"
+        """Whether a GPU may replay its steps: transformers' code may wait for the device, and
+        experts in the host's memory do."""
+        return self.model_impl != "transformers" and not self.has_host_experts
 
     @property
     def computes_in_bytes(self) -> bool:
@@ -161,6 +165,7 @@ def load_any_model(
         generates=pooled is None or pooled.generates,
         max_seq_length=None if pooled is None else pooled.max_seq_length,
         collectives=collectives,
+        has_host_experts=bool(options.cpu_experts),
     )
     has_products_of_torch = loaded.traits.packs_weights and not loaded.is_packed
     if options.batch_invariant and (has_products_of_torch or used_impl == "transformers"):
@@ -170,6 +175,10 @@ def load_any_model(
             f"({used_impl} code) has products that torch computes, in an order that depends on the "
             "batch; leave the option out, or use --dtype float32 and a model with native code"
         )
+    if options.cpu_experts and (host := ops.weight_packing(loaded.dtype, _FIRST_EXPERTS)):
+        size, how = sum(host.bytes_by_format().values()) / 1024**3, _formats_of(host)
+        where = f"experts of the first {options.cpu_experts} layers are in the host's memory"
+        logger.info("%s: %.1f GiB (%s)", where, size, how)
     logger.info(
         "loaded %s in %.1f s; weights: %s%s",
         files.name,
@@ -189,6 +198,7 @@ def _load_own(
 ) -> Model | None:
     """None: transformers' code is to run it."""
     check_layers(files.config, traits_of(ops.device))
+    check_cpu_experts(options, files.config)
     if options.load_format == "dummy":
         return _load_dummy(options, files, numbers.activations, ops, collectives)
     if options.model_impl == "transformers":
@@ -205,20 +215,30 @@ def _load_own(
 def _operations(
     options: EngineOptions, files: ModelFiles, device: torch.device, numbers: Numbers
 ) -> Operations:
+    select = partial(
+        select_operations,
+        keeps_blocks=keeps_blocks(options.quantization, options.dtype),
+        num_threads=options.num_threads,
+        by_node=options.numa is not None,
+        report=logger.info,
+    )
     try:
-        return select_operations(
+        ops = select(
             device,
             batch_invariant=options.batch_invariant,
             float_weights=numbers.weights,
-            keeps_blocks=keeps_blocks(options.quantization, options.dtype),
             fp8_cache=options.kv_cache_dtype == "fp8",
-            num_threads=options.num_threads,
-            by_node=options.numa is not None,
             quantised_types=files.quantised_types,
-            report=logger.info,
         )
-    except UnsupportedDevice as error:
+        if options.cpu_experts:
+            from kernels.triton.operations import TritonOperations
+
+            assert isinstance(ops, TritonOperations), "check_device refuses others"
+            host = select("cpu", float_weights=float_weights_on_host(numbers.activations))
+            ops.leave_experts_to(host, options.cpu_experts)
+    except (UnsupportedDevice, ValueError) as error:
         raise ConfigurationError(str(error)) from error
+    return ops
 
 
 def _report_what_is_not_as_asked(

@@ -152,6 +152,8 @@ def _plan_scheduler(
     forced_tokens = 0 if runs_ahead else _FORCED_TOKENS
     max_num_seqs = options.scheduling.max_num_seqs or defaults.max_num_seqs
     most_a_step, most_shared = defaults.max_num_batched_tokens, defaults.max_num_shared_tokens
+    if loaded.has_host_experts:
+        most_a_step = defaults_of(torch.device("cpu")).max_num_batched_tokens
     if loaded.draft is not None:
         most_in_flight = 1  # the next step waits for the drafts of the last one
     if is_encoder := isinstance(loaded.model, AnyEncoder):

@@ -129,7 +129,7 @@ class CpuOperations(NativeElementwise, NativeRecurrence, NativeSampling, TorchOp
             return super().prepare_linear(weight_NE, bias_N)
         return self._packing.pack_alone(weight_NE, bias_N)
 
-    def weight_packing(self, dtype: torch.dtype) -> WeightPacking | None:
+    def weight_packing(self, dtype: torch.dtype, experts: str = "") -> WeightPacking | None:
         return self._packing if dtype is _FLOAT32 else None
 
     def linear(self, x_TE: torch.Tensor, weight: LinearWeight) -> torch.Tensor:

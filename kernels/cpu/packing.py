@@ -143,7 +143,13 @@ class NativePacking:
         biases: ExpertBiases | None = None,
     ) -> NativeExpertWeights:
         sides: list[list[PackedLinear]] = []
-        of_sides: tuple[Iterable[torch.Tensor | None], ...] = biases or (repeat(None),) * 2
+        of_sides: tuple[Iterable[torch.Tensor | None], ...] = (repeat(None),) * 2
+        if biases is not None:  # of a model on a device, whose experts stay here
+            of_sides = tuple(each.to("cpu", torch.float32) for each in biases)
+        gate_up, down = (
+            [part.cpu() if isinstance(part, torch.Tensor) else part for part in side]
+            for side in (gate_up, down)
+        )
         for side, parts, of_side in zip(
             ("gate_up", "down"), (gate_up, down), of_sides, strict=True
         ):

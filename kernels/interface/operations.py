@@ -289,9 +289,9 @@ class Operations(Protocol):
     ) -> LinearWeight:
         """At load time: keeps the tensor, never changed, or a copy in another layout."""
 
-    def weight_packing(self, dtype: torch.dtype) -> WeightPacking | None:
+    def weight_packing(self, dtype: torch.dtype, experts: str = "") -> WeightPacking | None:
         """What packs the weights of a model in `dtype` instead of `prepare_linear` and `embedding`,
-        the same object at every call; None: nothing does."""
+        the same at every call; None: nothing does. `experts`: asks for a layer's of that name."""
 
     def linear(self, x_TE: torch.Tensor, weight: LinearWeight) -> torch.Tensor:
         """`x @ weight.T + bias` -> [T, N]."""

@@ -94,7 +94,7 @@ class TorchOperations:
     ) -> LinearWeight:
         return prepare_linear(weight_NE, bias_N)
 
-    def weight_packing(self, dtype: torch.dtype) -> WeightPacking | None:
+    def weight_packing(self, dtype: torch.dtype, experts: str = "") -> WeightPacking | None:
         return None
 
     def input_rounding(self, weight: LinearWeight) -> None:

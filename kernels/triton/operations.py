@@ -16,6 +16,7 @@ from kernels.interface.operations import (
     AttentionSpec,
     Forward,
     InputRounding,
+    Operations,
     PassResult,
     take_rows,
 )
@@ -37,6 +38,7 @@ from kernels.triton.attention.paged import paged_attention
 from kernels.triton.attention.planner import SplitScratch, TritonAttentionPlanner
 from kernels.triton.block_copies import TritonBlockCopier
 from kernels.triton.device_limits import multiplies_float8
+from kernels.triton.host_experts import HostExperts
 from kernels.triton.host_memory import row_table
 from kernels.triton.linear import layers as linear_layers
 from kernels.triton.linear import lora
@@ -112,6 +114,7 @@ class TritonOperations:
         quantised_types: AbstractSet[str] = frozenset(),
     ) -> None:
         self.device = device
+        self._host: HostExperts | None = None
         self._packs = bool(quantised_types & QUANTISED_TYPES)
         self._packing: TritonPacking | None = None
         self._batch_invariant = batch_invariant
@@ -138,12 +141,19 @@ class TritonOperations:
     def wake_threads(self) -> None:
         """They are torch's."""
 
-    def weight_packing(self, dtype: torch.dtype) -> WeightPacking | None:
+    def weight_packing(self, dtype: torch.dtype, experts: str = "") -> WeightPacking | None:
+        if self._host is not None and self._host.has(experts):
+            return self._host.packing
         if self._packs and self._packing is None:
             self._packing = TritonPacking(
                 self.device, dtype, rounds_to_float8=multiplies_float8(self.device)
             )
         return self._packing
+
+    def leave_experts_to(self, host: Operations, num_layers: int) -> None:
+        """Experts of the first layers will be packed and computed by these operations of a CPU.
+        Called before a model asks for a packing. Raises ValueError: they pack no weights."""
+        self._host = HostExperts(host, num_layers, self.device)
 
     def linear(self, x_TE: torch.Tensor, weight: LinearWeight) -> torch.Tensor:
         return linear_layers.linear(x_TE, weight, batch_invariant=self._batch_invariant)
@@ -183,9 +193,9 @@ class TritonOperations:
         routing: ExpertRouting,
         slot_mapping_T: torch.Tensor | None = None,
     ) -> torch.Tensor:
-        assert isinstance(experts, TritonExpertWeights | QuantisedExperts), (
-            "prepared by another backend"
-        )
+        if not isinstance(experts, TritonExpertWeights | QuantisedExperts):
+            assert self._host is not None, "prepared by another backend"
+            return self._host.compute(x_TE, router_logits_TX, experts, routing)
         tile_rows = invariant_tile_rows(x_TE.dtype) if self._batch_invariant else None
         return mixture_of_experts(
             x_TE, router_logits_TX, experts, routing, slot_mapping_T, tile_rows=tile_rows

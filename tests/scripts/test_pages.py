@@ -11,6 +11,7 @@ DOCS = Path(__file__).parents[2] / "docs"
 OF_DEVICES = (
     "model", "device", "dtype", "batch-invariant", "quantization", "weight-cache-size",
     "load-format", "model-config", "capture-at-start", "enforce-eager", "kv-cache-dtype",
+    "cpu-experts",
 )  # fmt: skip
 
 

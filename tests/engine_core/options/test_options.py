@@ -133,6 +133,11 @@ def test_they_may_stand_in_a_toml_file(tmp_path, monkeypatch):
             "--kv-cache-dtype bfloat16 is for float32 models on a CPU",
         ),
         (["--device", "cpu", "--capture-at-start"], "--capture-at-start has no effect on a CPU"),
+        (["--device", "cpu", "--cpu-experts", "3"], "--cpu-experts 3 has no effect on a CPU"),
+        (
+            ["--device", "cuda", "--cpu-experts", "3", "--capture-at-start"],
+            "--capture-at-start has no effect with --cpu-experts",
+        ),
         (["--load-format", "dummy"], "--load-format dummy needs a shape"),
         (
             ["--load-format", "dummy", "--model-config", "c.json"],

@@ -8,8 +8,11 @@ import torch
 from engine_core.errors import ConfigurationError
 from engine_core.model_files import ConfigOnly
 from engine_core.options.engine import EngineOptions
+from engine_core.startup import model
 from engine_core.startup.device import Numbers, float_weights_of, keeps_blocks
 from engine_core.startup.model import load_any_model
+from kernels.backends import select_operations
+from kernels.triton.operations import TritonOperations
 from tests.native_kernels import native_library_or_skip
 
 DENSE = {
@@ -33,13 +36,41 @@ def native_kernels():
 def load(tmp_path):
     """(config, options) -> the model with random weights."""
 
-    def load(config=DENSE, *, dtype="float32", **options):
+    def load(config=DENSE, *, dtype="float32", device="cpu", **options):
         file = tmp_path / "shape.json"
         file.write_text(json.dumps(config))
         options = EngineOptions(dtype=dtype, load_format="dummy", model_config=file, **options)
-        return load_any_model(options, ConfigOnly(file), torch.device("cpu"))
+        return load_any_model(options, ConfigOnly(file), torch.device(device))
 
     return load
+
+
+@pytest.fixture
+def interpreted_gpu(monkeypatch):
+    """A GPU's operations on this CPU."""
+
+    def select(device, **options):
+        if torch.device(device).type == "cpu":
+            return select_operations(device, **options)
+        return TritonOperations(torch.device("cpu"))
+
+    monkeypatch.setattr(model, "select_operations", select)
+    return "cuda"
+
+
+def test_experts_of_the_first_layers_stay_on_the_host_in_16_bits(load, interpreted_gpu, caplog):
+    caplog.set_level("INFO")
+    whole = load(SPARSE, dtype="bfloat16", device=interpreted_gpu)
+    loaded = load(SPARSE, dtype="bfloat16", device=interpreted_gpu, cpu_experts=1)
+    assert (whole.captures_steps, loaded.captures_steps) == (True, False)
+    assert loaded.weights == whole.weights == "bfloat16"
+    host = loaded.ops.weight_packing(torch.bfloat16, experts="model.layers.0.block_sparse_moe")
+    assert host.bytes_by_format() == {"bfloat16": pytest.approx(4 * 3 * 64 * 96 * 2, rel=0.1)}
+    assert (
+        "experts of the first 1 layers are in the host's memory: 0.0 GiB (bfloat16)" in caplog.text
+    )
+    with pytest.raises(ConfigurationError, match="first 2 layers of LlamaForCausalLM have no exp"):
+        load(dtype="bfloat16", device=interpreted_gpu, cpu_experts=2)
 
 
 @pytest.mark.parametrize(

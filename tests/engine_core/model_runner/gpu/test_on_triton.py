@@ -12,11 +12,13 @@ from test_output_rows import Watched, prompt_of
 from test_steps_in_flight import KINDS, PROMPTS, in_flight, one_at_a_time
 
 from engine_core.model_runner.gpu import runner as runner_of_the_device
+from kernels.cpu.operations import CpuOperations
 from kernels.torch.operations import TorchOperations
 from kernels.triton.device_steps import TritonDeviceSteps
 from kernels.triton.operations import TritonOperations
 from protocol.sampling import SamplingParams
 from tests.engine_core.models.decoder_cases import gemma4
+from tests.native_kernels import native_library_or_skip
 
 pytestmark = pytest.mark.slow
 
@@ -107,6 +109,25 @@ def test_experts_in_flight_give_the_tokens_of_the_cpu(make_device_runner, make_r
     names = list(KINDS)
     tokens, _ = in_flight(make_device_runner(), names, 5)
     assert tokens == one_at_a_time(make_runner(), names, 5).tokens
+
+
+@pytest.mark.parametrize(
+    ("reference", "num_layers"), [("experts", 2), ("gemma4, experts", 1)], indirect=["reference"]
+)
+def test_experts_on_the_host_give_the_tokens_of_the_cpu(
+    make_device_runner, make_runner, num_layers
+):
+    """Gemma's second layer has its experts on the device."""
+    host = CpuOperations(native_library_or_skip())
+    ops = TritonOperations(CPU)
+    ops.leave_experts_to(host, num_layers)
+    runner = make_device_runner(
+        ops=ops, steps=TritonDeviceSteps(), queue=LateQueue(), use_graphs=False
+    )
+    assert host.weight_packing(torch.float32).bytes_by_format().keys() == {"float32"}
+    names = ["greedy", "truncated"]
+    tokens, _ = in_flight(runner, names, 3)
+    assert tokens == one_at_a_time(make_runner(), names, 3).tokens
 
 
 @pytest.mark.parametrize(
