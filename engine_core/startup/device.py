@@ -199,8 +199,18 @@ def float_weights_of(quantization: QuantizationName) -> FloatWeights:
     return quantization if quantization in ("int8", "int4") else "float32"
 
 
-def float_weights_on_host(activations: torch.dtype) -> FloatWeights:
-    """The format of floating experts in the host's memory, for a model on a GPU."""
+def float_weights_on_host(options: EngineOptions, activations: torch.dtype) -> FloatWeights:
+    """The format of floating experts in the host's memory, for a model on a GPU.
+    Raises ConfigurationError: there is no native library to compute them."""
+    from kernels.cpu.library import NativeLibraryUnavailable, load_library
+
+    try:
+        load_library(options.num_threads, logger.info, by_node=options.numa is not None)
+    except NativeLibraryUnavailable as error:
+        raise ConfigurationError(
+            f"--cpu-experts needs the native CPU kernels: {error}; mend that, or leave the option "
+            "out"
+        ) from error
     return "bfloat16" if activations is torch.bfloat16 else "float32"
 
 

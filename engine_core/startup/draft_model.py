@@ -75,6 +75,7 @@ def load_with_draft(
             load_format="auto",
             model_config=None,
             model_impl="native",
+            cpu_experts=0,
             batch_invariant=False,
         ),
         draft_files,

@@ -234,9 +234,9 @@ def _operations(
             from kernels.triton.operations import TritonOperations
 
             assert isinstance(ops, TritonOperations), "check_device refuses others"
-            host = select("cpu", float_weights=float_weights_on_host(numbers.activations))
+            host = select("cpu", float_weights=float_weights_on_host(options, numbers.activations))
             ops.leave_experts_to(host, options.cpu_experts)
-    except (UnsupportedDevice, ValueError) as error:
+    except UnsupportedDevice as error:
         raise ConfigurationError(str(error)) from error
     return ops
 

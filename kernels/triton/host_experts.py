@@ -24,18 +24,11 @@ class HostExperts:
         ops: of a CPU; it packs weights.
         num_layers: the first ones of the model, whose experts these are.
         device: of the tensors; under Triton's interpreter a CPU.
-
-    Raises:
-        ValueError: `ops` packs no weights.
     """
 
     def __init__(self, ops: Operations, num_layers: int, device: torch.device) -> None:
         packing = ops.weight_packing(torch.float32)
-        if packing is None:
-            raise ValueError(
-                "experts in the host's memory (--cpu-experts) need the native CPU kernels, and "
-                f"there is only {ops.name}; the log says why: mend that, or leave the option out"
-            )
+        assert packing is not None, f"{ops.name} packs no weights"
         self.packing = packing
         self._ops, self._num_layers, self._device = ops, num_layers, device
         self._staged: dict[str, torch.Tensor] = {}

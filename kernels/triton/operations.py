@@ -152,7 +152,7 @@ class TritonOperations:
 
     def leave_experts_to(self, host: Operations, num_layers: int) -> None:
         """Experts of the first layers will be packed and computed by these operations of a CPU.
-        Called before a model asks for a packing. Raises ValueError: they pack no weights."""
+        Called before a model asks for a packing."""
         self._host = HostExperts(host, num_layers, self.device)
 
     def linear(self, x_TE: torch.Tensor, weight: LinearWeight) -> torch.Tensor:

@@ -18,8 +18,10 @@ from engine_core.models.errors import ModelWeightsError
 from engine_core.models.loading import load_model
 from engine_core.options.engine import EngineOptions
 from engine_core.startup.model import load_any_model
+from kernels.cpu.operations import CpuOperations
 from kernels.triton.operations import TritonOperations
 from tests.engine_core.kept_blocks import as_a_cpu_keeps_it
+from tests.native_kernels import native_library_or_skip
 
 CPU = torch.device("cpu")
 V = 70
@@ -134,6 +136,24 @@ def test_experts_stay_as_they_are(tmp_path, paged_logits, name):
     by_format = ops.weight_packing(torch.float32).bytes_by_format()
     assert by_format["float32"] == (2 * V + 3) * 128 * 4  # embedding, head and router
     assert_as_transformers(model, reference, paged_logits, ops)
+
+
+@on_one_cpu
+@pytest.mark.parametrize("name", ["gptq 8 bits", "awq"])
+def test_experts_that_a_gpu_leaves_to_the_host_stay_codes(tmp_path, paged_logits, name):
+    reference = reference_of(EXPERTS)
+    write_quantised(tmp_path, reference, METHODS[name])
+    host, ops = CpuOperations(native_library_or_skip()), triton_for(tmp_path)
+    ops.leave_experts_to(host, 1)
+    model = load(tmp_path, ops)
+    blocks = "Q8_0" if METHODS[name]["bits"] == 8 else "Q4_1"
+    assert host.weight_packing(torch.float32).bytes_by_format().keys() == {blocks}
+    tokens = torch.randint(V, (13,)).tolist()
+    (ours,) = paged_logits(model, [tokens], on=ops)
+    with torch.inference_mode():
+        expected = reference(torch.tensor([tokens])).logits[0]
+    # their inputs are rounded to bytes
+    assert 0 < (ours - expected).norm() < 0.02 * expected.norm()
 
 
 @pytest.mark.parametrize("place", ["whole", "text"])

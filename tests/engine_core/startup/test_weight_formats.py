@@ -1,17 +1,21 @@
 """In which numbers a model's weights are, as options and its architecture decide; CPU only."""
 
 import json
+from unittest.mock import Mock
 
 import pytest
 import torch
 
 from engine_core.errors import ConfigurationError
 from engine_core.model_files import ConfigOnly
+from engine_core.options.checks import check_cpu_experts
 from engine_core.options.engine import EngineOptions
 from engine_core.startup import model
 from engine_core.startup.device import Numbers, float_weights_of, keeps_blocks
 from engine_core.startup.model import load_any_model
 from kernels.backends import select_operations
+from kernels.cpu import library
+from kernels.cpu.library import NativeLibraryUnavailable
 from kernels.triton.operations import TritonOperations
 from tests.native_kernels import native_library_or_skip
 
@@ -58,7 +62,9 @@ def interpreted_gpu(monkeypatch):
     return "cuda"
 
 
-def test_experts_of_the_first_layers_stay_on_the_host_in_16_bits(load, interpreted_gpu, caplog):
+def test_experts_of_the_first_layers_stay_on_the_host_in_16_bits(
+    load, interpreted_gpu, caplog, monkeypatch
+):
     caplog.set_level("INFO")
     whole = load(SPARSE, dtype="bfloat16", device=interpreted_gpu)
     loaded = load(SPARSE, dtype="bfloat16", device=interpreted_gpu, cpu_experts=1)
@@ -69,8 +75,12 @@ def test_experts_of_the_first_layers_stay_on_the_host_in_16_bits(load, interpret
     assert (
         "experts of the first 1 layers are in the host's memory: 0.0 GiB (bfloat16)" in caplog.text
     )
+    unavailable = NativeLibraryUnavailable("there is no compiler")
+    monkeypatch.setattr(library, "load_library", Mock(side_effect=unavailable))
+    with pytest.raises(ConfigurationError, match="needs the native CPU kernels: there is no comp"):
+        load(SPARSE, dtype="bfloat16", device=interpreted_gpu, cpu_experts=1)
     with pytest.raises(ConfigurationError, match="first 2 layers of LlamaForCausalLM have no exp"):
-        load(dtype="bfloat16", device=interpreted_gpu, cpu_experts=2)
+        check_cpu_experts(EngineOptions(cpu_experts=2), DENSE)
 
 
 @pytest.mark.parametrize(

@@ -57,9 +57,3 @@ def test_tokens_travel_and_weights_do_not(name, dtype):
         routing = ROUTINGS[name](**vectors | {"weights_dtype": torch.float32})
         expected = expected_of(x.float().cpu(), logits.float().cpu(), routing=routing)
         torch.testing.assert_close(out.cpu(), expected.to(dtype), rtol=1e-4, atol=1e-5)
-
-
-def test_without_the_native_library_they_are_refused():
-    ops = TritonOperations(torch.device(DEVICE))
-    with pytest.raises(ValueError, match=r"\(--cpu-experts\) need the native CPU kernels"):
-        ops.leave_experts_to(TorchOperations(), 1)
