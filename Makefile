@@ -25,7 +25,7 @@ unexport PYTHONDONTWRITEBYTECODE
 export REQUIRE_NATIVE_KERNELS ?= 1
 
 .DEFAULT_GOAL := help
-.PHONY: help install install-dev model demo audit test test-all test-emulated check lint types imports requirements unit simulate-faults fuzz fuzz-server chaos soak bench clean
+.PHONY: help install install-dev model demo audit test test-all test-emulated check static lint types imports requirements unit simulate-faults fuzz fuzz-server chaos soak bench clean
 
 help:  ## this list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/' | expand -t 14
@@ -77,9 +77,13 @@ requirements: install-dev  ## every required behaviour, and the tests that prove
 unit: install-dev
 	$(PYTEST_PARALLEL) -m 'not slow' --hypothesis-profile=check $(addprefix --ignore=tests/,$(SLOW_FOLDERS))
 
-check: lint types imports unit  ## quick: lint, types, import arrows, unit tests
+# side by side: each has one process
+static: install-dev
+	@$(MAKE) --no-print-directory -j3 -Otarget lint types imports
 
-test: install-dev lint types imports  ## everything, with real models
+check: static unit  ## quick: lint, types, import arrows, unit tests
+
+test: static  ## everything, with real models
 	@$(BIN)/engine-core pull $(MODEL)
 	$(PYTEST_PARALLEL) --durations=10 -m '$(WITHOUT)'
 
