@@ -29,7 +29,8 @@ from tests.kernels.compiled.table import Figures, Outcome, read_figures
 VERSION = "3.6.0"
 """Of triton: another one allots registers differently."""
 FOLDER = Path(__file__).resolve().parents[3] / ".cache" / f"triton-{VERSION}"
-NUM_PROCESSES = 2
+NUM_PROCESSES = 1 if "PYTEST_XDIST_WORKER" in os.environ else 2
+"""Each imports torch and triton for itself: beside other test processes one is enough."""
 CAPABILITY = 90
 """The table's: an H100's or H200's."""
 _FIGURES_FILE = "figures.5.json"

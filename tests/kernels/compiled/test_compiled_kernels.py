@@ -25,6 +25,7 @@ TABLE = Path(__file__).parents[3] / "docs" / "benchmarks" / "kernels_sm90.json"
 OTHER_GPUS = TABLE.with_name("kernels_other_gpus.json")
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(1800)
 @pytest.mark.parametrize("every", [False, pytest.param(True, marks=pytest.mark.extended)])
 def test_every_kernel_compiles_for_sm90_as_well_as_the_table_says(request, every):
