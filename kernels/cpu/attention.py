@@ -11,7 +11,8 @@ from functools import partial
 import torch
 
 from kernels.cpu.kv_cache import block_shapes, format_of
-from kernels.cpu.library import FLOAT, INT64, POINTER, check_tensor, members, optional_address
+from kernels.cpu.library import FLOAT, INT64, POINTER, members
+from kernels.cpu.tensor_checks import check_tensor, optional_address
 from kernels.interface.kv_cache import KVCache, KVShape
 from kernels.interface.operations import (
     AttentionMetadata,

@@ -12,8 +12,9 @@ import torch
 
 from kernels.cpu.graph_capture import GraphCapture, native_plan
 from kernels.cpu.graph_ops import GraphOp
-from kernels.cpu.library import INT64, POINTER, NativeLibrary, check, check_tensor, members
+from kernels.cpu.library import INT64, POINTER, NativeLibrary, check, members
 from kernels.cpu.op_recorder import Activation, NotCapturable
+from kernels.cpu.tensor_checks import check_tensor
 from kernels.interface.operations import Forward, ForwardContext, PassResult
 
 logger = logging.getLogger(__name__)

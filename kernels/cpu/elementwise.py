@@ -8,7 +8,8 @@ import torch
 
 from kernels.cpu.graph_capture import capture_of
 from kernels.cpu.graph_ops import ACTIVATIONS, GraphOpKind
-from kernels.cpu.library import FLOAT, INT, INT64, POINTER, NativeLibrary, check, check_tensor
+from kernels.cpu.library import FLOAT, INT, INT64, POINTER, NativeLibrary, check
+from kernels.cpu.tensor_checks import check_tensor
 from kernels.interface.operations import LEAST_LENGTH, Activation
 from kernels.torch import elementwise as by_torch
 

@@ -5,7 +5,8 @@ from collections.abc import Sequence
 
 import torch
 
-from kernels.cpu.library import FLOAT, INT64, POINTER, NativeLibrary, check, check_tensor, members
+from kernels.cpu.library import FLOAT, INT64, POINTER, NativeLibrary, check, members
+from kernels.cpu.tensor_checks import check_tensor
 from kernels.cpu.weights import LinearArguments, PackedLinear
 from kernels.interface.weights import ExpertActivation, ExpertRouting, check_experts
 

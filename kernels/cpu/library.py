@@ -1,7 +1,7 @@
 """The native library: found in the user's cache, or built there from `src/` when first used.
 
 A binary is named by hashes of sources, flags and the compiler's version, and ends in its own
-digest. Processes that start at once build once (a lock on a file)."""
+digest. Processes that start at once build once (a lock on a file). Loads no torch."""
 
 import ctypes
 import fcntl
@@ -22,7 +22,6 @@ from pathlib import Path
 from typing import Any
 
 import platformdirs
-import torch
 
 from kernels.cpu.threads import Threads, WrongNumberOfThreads, choose_threads
 from kernels.cpu.weight_memory import WEIGHT_MEMORY
@@ -140,25 +139,6 @@ def check(refusal: bytes | None) -> None:
         raise ValueError(refusal.decode())
 
 
-def check_tensor(
-    name: str, tensor: torch.Tensor, shape: tuple[int, ...], dtype: torch.dtype = torch.float32
-) -> None:
-    """Raises ValueError: another dtype or shape, or gaps."""
-    if tensor.dtype is not dtype or tensor.shape != shape or not tensor.is_contiguous():
-        raise ValueError(
-            f"{name} is {tensor.dtype} {tuple(tensor.shape)} with strides {tensor.stride()}; it "
-            f"must be contiguous {dtype} of {tuple(shape)}"
-        )
-
-
-def optional_address(name: str, values: torch.Tensor | None, size: int) -> int | None:
-    """Address of so many contiguous float32, checked; None for None."""
-    if values is None:
-        return None
-    check_tensor(name, values, (size,))
-    return values.data_ptr()
-
-
 @lru_cache(maxsize=2)
 def load_library(
     num_threads: int | None = None,
@@ -198,44 +178,33 @@ def build_library(
         extra_flags: for the compiler and the linker, such as a sanitizer's.
         report: gets a line before the compiler runs, and one for each file, from threads.
     """
-    units = sorted(sources.glob("*.cpp"))
-    headers = b"".join(path.read_bytes() for path in sorted(sources.glob("*.h")))
-    flags = " ".join((*_FLAGS, *_LINK_FLAGS, *extra_flags, platform.machine())).encode()
-    texts = {path: path.read_bytes() for path in units}
-    name = _digest(flags, headers, *(path.name.encode() + texts[path] for path in units))
-    compiler = find_compiler()
-    _check_folder(cache)
-    if compiler is None:
-        for built in filter(_is_whole, sorted(cache.glob(f"{name}-*.so"))):
-            return built
-        raise NativeLibraryUnavailable(
-            "no C++ compiler (looked for $CXX, g++, clang++ and c++): install g++ for the native "
-            "kernels"
-        )
-    version = _run([compiler, "--version"])
-    library = cache / f"{name}-{_digest(version.encode())}.so"
-    if _is_whole(library):
+    library = library_place(cache, sources, extra_flags)
+    if is_whole(library):
         return library
+    flags, headers, texts = _inputs(sources, extra_flags)
+    compiler = find_compiler()
+    assert compiler is not None, "library_place has found none"
+    version = _run([compiler, "--version"])
     try:
         cache.mkdir(mode=0o700, parents=True, exist_ok=True)
         with (
             _locked(cache / "build.lock"),
             tempfile.TemporaryDirectory(dir=cache, prefix="build-") as folder,
         ):
-            if not _is_whole(library):
+            if not is_whole(library):
                 report("building the native CPU kernels, once: this takes 10 s or more")
                 compiled = [
                     cache / f"{_digest(flags, version.encode(), headers, texts[path])}.o"
-                    for path in units
+                    for path in texts
                 ]
                 number = itertools.count(1)
 
                 def compile_unit(unit: Path, made: Path) -> None:
                     _compile([compiler, *_FLAGS, *extra_flags], Path(folder), unit, made)
-                    report(f"compiled {next(number)} of {len(units)}: {unit.name}")
+                    report(f"compiled {next(number)} of {len(texts)}: {unit.name}")
 
                 with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool:
-                    list(pool.map(compile_unit, units, compiled))
+                    list(pool.map(compile_unit, texts, compiled))
                 linked = Path(folder) / "linked.so"
                 link = [compiler, *_LINK_FLAGS, *extra_flags, "-o", str(linked)]
                 _run([*link, *map(str, compiled)])
@@ -252,7 +221,32 @@ def build_library(
     return library
 
 
-def _is_whole(library: Path) -> bool:
+def library_place(cache: Path, sources: Path = _SOURCES, extra_flags: Sequence[str] = ()) -> Path:
+    """Where in `cache` the shared object for `sources` is, or will be when it is built.
+    Raises NativeLibraryUnavailable: no compiler and nothing built before, or a folder of others."""
+    flags, headers, texts = _inputs(sources, extra_flags)
+    name = _digest(flags, headers, *(path.name.encode() + text for path, text in texts.items()))
+    compiler = find_compiler()
+    _check_folder(cache)
+    if compiler is None:
+        for built in filter(is_whole, sorted(cache.glob(f"{name}-*.so"))):
+            return built
+        raise NativeLibraryUnavailable(
+            "no C++ compiler (looked for $CXX, g++, clang++ and c++): install g++ for the native "
+            "kernels (apt-get install g++)"
+        )
+    version = _run([compiler, "--version"])
+    return cache / f"{name}-{_digest(version.encode())}.so"
+
+
+def _inputs(sources: Path, extra_flags: Sequence[str]) -> tuple[bytes, bytes, dict[Path, bytes]]:
+    """Flags and headers, and the text of each file to compile."""
+    flags = " ".join((*_FLAGS, *_LINK_FLAGS, *extra_flags, platform.machine())).encode()
+    headers = b"".join(path.read_bytes() for path in sorted(sources.glob("*.h")))
+    return flags, headers, {path: path.read_bytes() for path in sorted(sources.glob("*.cpp"))}
+
+
+def is_whole(library: Path) -> bool:
     """Whether it is there, as it was written. Loading half a file ends the process by SIGBUS."""
     if not _is_ours(library):
         return False

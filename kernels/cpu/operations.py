@@ -26,13 +26,13 @@ from kernels.cpu.library import (
     POINTER,
     NativeLibrary,
     check,
-    check_tensor,
 )
 from kernels.cpu.linear import NativeLinear, PackedParts
 from kernels.cpu.lora import NativeLoRARows, NativeLoRAStack
 from kernels.cpu.packing import FloatFormat, NativePacking
 from kernels.cpu.recurrence import NativeRecurrence
 from kernels.cpu.sampling import NativeSampling
+from kernels.cpu.tensor_checks import check_tensor
 from kernels.cpu.weights import PackedLinear
 from kernels.interface.kv_cache import KVCache, KVShape
 from kernels.interface.lora import LoRARows, LoRAStack

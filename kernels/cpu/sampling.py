@@ -2,7 +2,8 @@
 
 import torch
 
-from kernels.cpu.library import FLOAT, INT64, POINTER, NativeLibrary, check, check_tensor
+from kernels.cpu.library import FLOAT, INT64, POINTER, NativeLibrary, check
+from kernels.cpu.tensor_checks import check_tensor
 from kernels.interface.sampling import Penalties, SamplingLimits, TokenLogprobs
 
 
