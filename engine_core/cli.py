@@ -178,6 +178,11 @@ app.command(create)
 app.command(show)
 app.command(cp)
 app.command(stop)
+app.command(
+    "engine_core.doctor:doctor",
+    name="doctor",
+    help="Say what this machine has, what the engine will use of it, and what would help.",
+)
 for _name, _text in CLIENT_COMMANDS.items():  # for --help: `as_typed` hands them over
     app.command(App(name=_name, help=_text, show=bool(_text)))
 app.command("frontend.cluster.batch_command:batch", name="batch", help="Answer a JSONL file of "

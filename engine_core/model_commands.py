@@ -9,7 +9,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from datetime import datetime
-from typing import TYPE_CHECKING, Annotated, Any, ParamSpec, cast
+from typing import TYPE_CHECKING, Annotated, Any, ParamSpec, TypeVar, cast
 
 from cyclopts import Parameter
 
@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from kernels.interface.weights import WeightPart
 
 P = ParamSpec("P")
+T = TypeVar("T")
 
 _LINE_EVERY_S = 2.0
 _POLL_S = 0.05
@@ -38,15 +39,16 @@ _Name = Annotated[
 ]
 
 
-def with_one_error(command: Callable[P, None]) -> Callable[P, None]:
+def with_one_error(command: Callable[P, T]) -> Callable[P, T | None]:
     @functools.wraps(command)
-    def run(*args: P.args, **more: P.kwargs) -> None:
+    def run(*args: P.args, **more: P.kwargs) -> T | None:
         from engine_core.model_files import ModelFilesError
 
         try:
-            command(*args, **more)
+            return command(*args, **more)
         except BrokenPipeError:  # who reads, as `head` does, has seen enough
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            return None
         except PresetError as error:
             raise ConfigurationError(str(error)) from error
         except (ModelFilesError, OSError) as error:

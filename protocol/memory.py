@@ -1,5 +1,6 @@
 """Memory of this machine and of a process, in bytes."""
 
+import contextlib
 import os
 from pathlib import Path
 
@@ -20,6 +21,20 @@ def available_memory_bytes() -> int:
     """Memory that this process may still take: the system's or the control group's, whichever
     is less."""
     return min(_system_available_bytes(), _cgroup_available_bytes())
+
+
+def total_memory_bytes() -> int:
+    """Memory that the system has."""
+    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+
+
+def group_limit_bytes() -> int | None:
+    """What this process's control group may take in all. None: as much as the system has."""
+    for folder, limit, *_ in _GROUPS:
+        with contextlib.suppress(OSError, ValueError):  # no such group, or the limit is "max"
+            num_bytes = int((Path(folder) / limit).read_text())
+            return num_bytes if num_bytes < total_memory_bytes() else None
+    return None
 
 
 def process_memory_bytes(pid: int) -> int | None:

@@ -60,6 +60,16 @@ def files_are_gone(what: object) -> StartupError:
     )
 
 
+def has_nvidia_driver(system: Path = Path("/")) -> bool:
+    """Whether the system has a driver for NVIDIA GPUs. `system`: the root of its files."""
+    return any((system / place).exists() for place in ("dev/nvidia0", "proc/driver/nvidia/version"))
+
+
+def are_gpus_hidden() -> bool:
+    """Whether CUDA_VISIBLE_DEVICES hides all of them, on purpose."""
+    return os.environ.get("CUDA_VISIBLE_DEVICES", "0").strip() in ("", "-1")
+
+
 def load_torch_library_beside() -> threading.Thread | None:
     """Let a thread map and relocate torch's largest library while this one reads and imports.
 

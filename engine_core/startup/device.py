@@ -2,7 +2,6 @@
 
 import dataclasses
 import logging
-import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -16,6 +15,7 @@ from engine_core.models.text_part import inner_text
 from engine_core.options.checks import check_cpu_experts, check_device, check_encoder, check_layers
 from engine_core.options.engine import CacheDtypeName, DtypeName, EngineOptions
 from engine_core.options.speculation import QuantizationName
+from engine_core.startup.before_torch import are_gpus_hidden, has_nvidia_driver
 from engine_core.startup.pooled_files import PooledFiles
 from kernels.backends import Bfloat16Products, FloatWeights, UnsupportedDevice, check_cuda
 
@@ -122,14 +122,21 @@ def check_model(options: EngineOptions, files: ModelFiles, device: DeviceTraits)
     check_cpu_experts(options, files.config)
 
 
+def refused_gpu() -> str:
+    """Why this machine's GPU runs no model at all, with the cure; empty: it does."""
+    if reason := unseen_gpu():
+        return reason
+    try:
+        check_cuda(torch.device("cuda"))
+    except UnsupportedDevice as refusal:
+        return str(refusal)
+    return ""
+
+
 def unseen_gpu(system: Path = Path("/")) -> str:
     """Why torch does not see the NVIDIA GPU that the system has, and the cure; empty: it does, or
     there is none, or it is hidden on purpose. `system`: the root of its files."""
-    has_gpu = any(
-        (system / place).exists() for place in ("dev/nvidia0", "proc/driver/nvidia/version")
-    )
-    is_hidden = os.environ.get("CUDA_VISIBLE_DEVICES", "0").strip() in ("", "-1")
-    if not has_gpu or is_hidden or torch.cuda.is_available():
+    if not has_nvidia_driver(system) or are_gpus_hidden() or torch.cuda.is_available():
         return ""
     if torch.version.cuda is None:
         version = torch.__version__.partition("+")[0]

@@ -18,5 +18,7 @@ def test_files_that_a_control_group_has_read_are_available(monkeypatch, tmp_path
     (tmp_path / "memory.current").write_text("900\n")
     (tmp_path / "memory.stat").write_text("anon 500\ninactive_file 300\nactive_file 100\n")
     assert memory.available_memory_bytes() == 400
+    assert memory.group_limit_bytes() == 1000
     (tmp_path / "memory.max").write_text("max\n")
     assert memory.available_memory_bytes() > 400
+    assert memory.group_limit_bytes() is None

@@ -17,6 +17,7 @@ from engine_core.startup.device import (
     choose_device,
     choose_numbers,
     defaults_of,
+    refused_gpu,
     unseen_gpu,
 )
 from engine_core.startup.pooled_files import PooledFiles
@@ -130,6 +131,19 @@ def test_a_gpu_that_torch_does_not_see_is_said_with_the_cure(
     version.parent.mkdir(parents=True)
     version.write_text("NVRM version: NVIDIA UNIX x86_64 Kernel Module  535.104.05  Sat Aug 19\n")
     assert re.search(cure, unseen_gpu(tmp_path))
+
+
+def test_a_gpu_that_runs_nothing_is_refused_with_the_reason(monkeypatch):
+    def refuse(gpu):
+        raise UnsupportedDevice("the kernels need 8.0")
+
+    monkeypatch.setattr(device_choice, "unseen_gpu", lambda: "get another torch")
+    assert refused_gpu() == "get another torch"
+    monkeypatch.setattr(device_choice, "unseen_gpu", lambda: "")
+    monkeypatch.setattr(device_choice, "check_cuda", refuse)
+    assert refused_gpu() == "the kernels need 8.0"
+    monkeypatch.setattr(device_choice, "check_cuda", lambda gpu: gpu)
+    assert refused_gpu() == ""
 
 
 @pytest.mark.parametrize(
