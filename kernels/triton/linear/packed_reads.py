@@ -3,6 +3,8 @@
 import triton
 import triton.language as tl
 
+INTERPRETED = tl.constexpr(triton.knobs.runtime.interpret)
+
 
 @triton.jit
 def _load_factors(
@@ -40,6 +42,127 @@ def _level(x, LEVELS: tl.constexpr):
 
 
 @triton.jit
+def _load_words(
+    packed_ptr, n_N, j_start, N: tl.constexpr, J: tl.constexpr, IN_BOUNDS: tl.constexpr,
+    BLOCK_J: tl.constexpr,
+):  # fmt: skip
+    """uint32 [BLOCK_N, BLOCK_J / 4]; zeros past the end."""
+    words_ptr = packed_ptr.to(tl.pointer_type(tl.uint32), bitcast=True)
+    w_W = j_start // 4 + tl.arange(0, BLOCK_J // 4)
+    at_NW = words_ptr + n_N[:, None] * (J // 4) + w_W[None, :]
+    if IN_BOUNDS:
+        words_NW = tl.load(at_NW)
+    else:
+        words_NW = tl.load(at_NW, mask=(n_N < N)[:, None] & (w_W < J // 4)[None, :], other=0)
+    return words_NW
+
+
+@triton.jit
+def _in_order(
+    left_0_NW, left_1_NW, right_0_NW, right_1_NW, BLOCK_N: tl.constexpr, BLOCK_J: tl.constexpr
+):
+    """Of each word what its bytes 0, 2, 1 and 3 give, which are bytes 2 w, 2 w + 1, 2 w + 8 and
+    2 w + 9 of its run: [BLOCK_N, BLOCK_J / 16, 2, 8], in the order of the run."""
+    SIDE: tl.constexpr = (BLOCK_N, BLOCK_J // 16, 8)
+    left_NRI = tl.reshape(tl.join(left_0_NW, left_1_NW), SIDE)
+    right_NRI = tl.reshape(tl.join(right_0_NW, right_1_NW), SIDE)
+    return tl.permute(tl.join(left_NRI, right_NRI), (0, 1, 3, 2))
+
+
+@triton.jit
+def _halves(words_NW, dtype: tl.constexpr):
+    """The last 4 bits of the lower and of the upper half of each word, as q of 128 + q (bfloat16)
+    or 1024 + q (float16): numbers whose last bits count ones."""
+    if INTERPRETED:
+        pairs_NW = (words_NW & 0x000F000F) | (0x43004300 if dtype == tl.bfloat16 else 0x64006400)
+    elif dtype == tl.bfloat16:  # (a & b) | c in one instruction: ptxas takes two
+        pairs_NW = tl.inline_asm_elementwise(
+            "lop3.b32 $0, $1, 0x000F000F, 0x43004300, 0xEA;", "=r,r", [words_NW], tl.uint32,
+            is_pure=True, pack=1,
+        )  # fmt: skip
+    else:
+        pairs_NW = tl.inline_asm_elementwise(
+            "lop3.b32 $0, $1, 0x000F000F, 0x64006400, 0xEA;", "=r,r", [words_NW], tl.uint32,
+            is_pure=True, pack=1,
+        )  # fmt: skip
+    lower_NW = pairs_NW.to(tl.uint16).to(dtype, bitcast=True)
+    return lower_NW, (pairs_NW >> 16).to(tl.uint16).to(dtype, bitcast=True)
+
+
+@triton.jit
+def _fma(a, b, c):
+    """`a * b + c`, rounded once, two 16-bit numbers in an instruction (left to itself LLVM swaps
+    the two before and after)."""
+    if INTERPRETED:
+        result = (a.to(tl.float32) * b.to(tl.float32) + c.to(tl.float32)).to(a.dtype)
+    elif a.dtype == tl.bfloat16:
+        result = tl.inline_asm_elementwise(
+            "fma.rn.bf16x2 $0, $1, $2, $3;", "=r,r,r,r", [a, b, c], a.dtype, is_pure=True, pack=2
+        )
+    else:
+        result = tl.inline_asm_elementwise(
+            "fma.rn.f16x2 $0, $1, $2, $3;", "=r,r,r,r", [a, b, c], a.dtype, is_pure=True, pack=2
+        )
+    return result
+
+
+@triton.jit
+def _scaled(q, scale, dtype: tl.constexpr):
+    """`q * scale`, rounded once: whole q of at most 4 bits in `dtype`, scale a float16's number in
+    float32."""
+    nothing = tl.full((1, 1, 1), 0.0, dtype)
+    if dtype == tl.bfloat16:
+        # 4 bits of the scale, then its other 7: the first product is exact
+        upper = (scale.to(tl.int32, bitcast=True) & -1048576).to(tl.float32, bitcast=True)
+        lower = (scale - upper).to(dtype)
+        return _fma(q, lower, _fma(q, upper.to(dtype), nothing))
+    return _fma(q, scale.to(dtype), nothing)
+
+
+@triton.jit
+def load_codes(
+    packed_ptr, scales_ptr, zeros_ptr, n_N, j_start, N: tl.constexpr, J: tl.constexpr,
+    GROUP_J: tl.constexpr, ZEROS: tl.constexpr, IN_BOUNDS: tl.constexpr, BLOCK_N: tl.constexpr,
+    BLOCK_J: tl.constexpr, dtype: tl.constexpr,
+):  # fmt: skip
+    """As `load_scaled`, int4 as 16-bit numbers, two in an instruction. Where a block has one
+    group they are q less its zero point, and its scale is still to be multiplied with."""
+    SIDES: tl.constexpr = 2 if GROUP_J == 8 else 1
+    SPAN_J: tl.constexpr = GROUP_J * SIDES
+    GROUPS: tl.constexpr = BLOCK_J // SPAN_J if SPAN_J < BLOCK_J else 1
+    ROW_GROUPS: tl.constexpr = J // GROUP_J
+    words_NW = _load_words(packed_ptr, n_N, j_start, N, J, IN_BOUNDS, BLOCK_J)
+    FIRST: tl.constexpr = 128.0 if dtype == tl.bfloat16 else 1024.0
+    low_0_NW, low_1_NW = _halves(words_NW, dtype)
+    low_8_NW, low_9_NW = _halves(words_NW >> 8, dtype)
+    high_0_NW, high_1_NW = _halves(words_NW >> 4, dtype)
+    high_8_NW, high_9_NW = _halves(words_NW >> 12, dtype)
+    low_NRAI = _in_order(low_0_NW, low_1_NW, low_8_NW, low_9_NW, BLOCK_N, BLOCK_J)
+    high_NRAI = _in_order(high_0_NW, high_1_NW, high_8_NW, high_9_NW, BLOCK_N, BLOCK_J)
+    low_NGI = tl.reshape(low_NRAI, (BLOCK_N, GROUPS, BLOCK_J // GROUPS))
+    high_NGI = tl.reshape(high_NRAI, (BLOCK_N, GROUPS, BLOCK_J // GROUPS))
+    g_G = j_start // GROUP_J + tl.arange(0, GROUPS * SIDES)
+    at_NG = n_N[:, None] * ROW_GROUPS + g_G[None, :]
+    valid_NG = (n_N < N)[:, None] & (g_G < ROW_GROUPS)[None, :]
+    low_zero_NG1 = tl.full((1, 1, 1), 8.0, tl.float32)
+    high_zero_NG1 = low_zero_NG1
+    if ZEROS:
+        low_zero_NG1, high_zero_NG1 = _load_factors(
+            zeros_ptr, at_NG, valid_NG, None, n_N, n_N < N, GROUPS, SIDES, BLOCK_N
+        )
+    one_NG1 = tl.full((1, 1, 1), 1.0, dtype)
+    low_NGI = _fma(low_NGI, one_NG1, (-FIRST - low_zero_NG1).to(dtype))
+    high_NGI = _fma(high_NGI, one_NG1, (-FIRST - high_zero_NG1).to(dtype))
+    if GROUPS * SIDES > 1:
+        low_scale_NG1, high_scale_NG1 = _load_factors(
+            scales_ptr, at_NG, valid_NG, None, n_N, n_N < N, GROUPS, SIDES, BLOCK_N
+        )
+        low_NGI = _scaled(low_NGI, low_scale_NG1, dtype)
+        high_NGI = _scaled(high_NGI, high_scale_NG1, dtype)
+    return tl.reshape(low_NGI, (BLOCK_N, BLOCK_J)), tl.reshape(high_NGI, (BLOCK_N, BLOCK_J))
+
+
+@triton.jit
 def load_scaled(
     packed_ptr,  # uint8 or int8 [N, J]; with BITS == 8, uint8 is e4m3; with 4, int8 is e2m1
     scales_ptr,  # [N, G]
@@ -52,6 +175,7 @@ def load_scaled(
     BITS: tl.constexpr,
     GROUP_J: tl.constexpr,
     HAS_OFFSETS: tl.constexpr,
+    ZEROS: tl.constexpr,  # offsets are zero points
     LEVELS: tl.constexpr,  # as in `QuantisedWeight`
     IN_BOUNDS: tl.constexpr,
     BLOCK_N: tl.constexpr,
@@ -67,18 +191,11 @@ def load_scaled(
     GROUPS: tl.constexpr = BLOCK_J // SPAN_J if SPAN_J < BLOCK_J else 1
     ROW_GROUPS: tl.constexpr = J // GROUP_J
     g_G = j_start // GROUP_J + tl.arange(0, GROUPS * SIDES)
-    words_ptr = packed_ptr.to(tl.pointer_type(tl.uint32), bitcast=True)
-    w_W = j_start // 4 + tl.arange(0, BLOCK_J // 4)
-    at_NW = words_ptr + n_N[:, None] * (J // 4) + w_W[None, :]
-    if IN_BOUNDS:
-        words_NW = tl.load(at_NW)
-    else:
-        words_NW = tl.load(at_NW, mask=(n_N < N)[:, None] & (w_W < J // 4)[None, :], other=0)
-    # bytes (8 a + 2 w + b) of a run are byte (2 a + b) of its word w
-    SIDE: tl.constexpr = (BLOCK_N, BLOCK_J // 16, 8)
-    left_NRI = tl.reshape(tl.join(words_NW & 255, (words_NW >> 8) & 255), SIDE)
-    right_NRI = tl.reshape(tl.join((words_NW >> 16) & 255, words_NW >> 24), SIDE)
-    bytes_NRAI = tl.permute(tl.join(left_NRI, right_NRI), (0, 1, 3, 2))
+    words_NW = _load_words(packed_ptr, n_N, j_start, N, J, IN_BOUNDS, BLOCK_J)
+    bytes_NRAI = _in_order(
+        words_NW & 255, (words_NW >> 16) & 255, (words_NW >> 8) & 255, words_NW >> 24,
+        BLOCK_N, BLOCK_J,
+    )  # fmt: skip
     at_NG = n_N[:, None] * ROW_GROUPS + g_G[None, :]
     valid_NG = (n_N < N)[:, None] & (g_G < ROW_GROUPS)[None, :]
     SUPER_J: tl.constexpr = 32 * BITS
@@ -103,8 +220,8 @@ def load_scaled(
         else:
             q_NGI = (bytes_NGI ^ 128 | 0x4B000000).to(tl.float32, bitcast=True)
             q_NGI = q_NGI - (8388608.0 + 128.0)
-        low_NGI = q_NGI * low_scale_NG1
-        high_NGI = low_NGI
+        low_NGI = q_NGI
+        high_NGI = q_NGI
     elif packed_ptr.dtype.element_ty == tl.int8:
         # e2m1: float16's exponent begins 14 lower
         bits_NGI = bytes_NGI.to(tl.uint16)
@@ -112,17 +229,59 @@ def load_scaled(
         high_bits_NGI = ((bits_NGI & 128) << 8) | ((bits_NGI & 112) << 5)
         low_NGI = low_bits_NGI.to(tl.float16, bitcast=True).to(tl.float32) * 16384.0
         high_NGI = high_bits_NGI.to(tl.float16, bitcast=True).to(tl.float32) * 16384.0
-        low_NGI = low_NGI * low_scale_NG1
-        high_NGI = high_NGI * high_scale_NG1
     else:
         low_NGI = (bytes_NGI & 15 | 0x4B000000).to(tl.float32, bitcast=True)
         high_NGI = (bytes_NGI & 240 | 0x49000000).to(tl.float32, bitcast=True)
         zero = 0.0 if HAS_OFFSETS else 8.0
-        low_NGI = _level(low_NGI - (8388608.0 + zero), LEVELS) * low_scale_NG1
-        high_NGI = _level(high_NGI - (524288.0 + zero), LEVELS) * high_scale_NG1
-    if HAS_OFFSETS:
+        low_NGI = _level(low_NGI - (8388608.0 + zero), LEVELS)
+        high_NGI = _level(high_NGI - (524288.0 + zero), LEVELS)
+    if ZEROS:
+        low_NGI -= low_offset_NG1
+        high_NGI -= high_offset_NG1
+    low_NGI *= low_scale_NG1
+    high_NGI *= high_scale_NG1
+    if HAS_OFFSETS and not ZEROS:
         low_NGI = low_NGI + low_offset_NG1
         high_NGI = high_NGI + high_offset_NG1
     low_NJ = tl.reshape(low_NGI, (BLOCK_N, BLOCK_J))
     high_NJ = tl.reshape(high_NGI, (BLOCK_N, BLOCK_J))
     return low_NJ, high_NJ
+
+
+@triton.jit
+def add_packed(
+    acc_NM, x_low_JM, x_high_JM, packed_ptr, scales_ptr, offsets_ptr, supers_ptr, n_N, j_start,
+    N: tl.constexpr, J: tl.constexpr, BITS: tl.constexpr, GROUP_J: tl.constexpr,
+    HAS_OFFSETS: tl.constexpr, ZEROS: tl.constexpr, LEVELS: tl.constexpr,
+    IN_BOUNDS: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_J: tl.constexpr,
+):  # fmt: skip
+    """`acc + w x` over BLOCK_J bytes of each row. w is rounded to the dtype of x; but where a group
+    of int4 fills the block its scale multiplies the sum, and nothing is rounded."""
+    dtype: tl.constexpr = x_low_JM.dtype
+    ONE_GROUP: tl.constexpr = GROUP_J >= BLOCK_J
+    IS_PLAIN: tl.constexpr = BITS == 4 and packed_ptr.dtype.element_ty == tl.uint8 and not LEVELS
+    IS_EXACT: tl.constexpr = ONE_GROUP or scales_ptr.dtype.element_ty == tl.float16
+    if (
+        IS_PLAIN and IS_EXACT and dtype != tl.float32 and supers_ptr is None
+        and (ZEROS or not HAS_OFFSETS)
+    ):  # fmt: skip
+        low_NJ, high_NJ = load_codes(
+            packed_ptr, scales_ptr, offsets_ptr, n_N, j_start, N, J, GROUP_J, ZEROS, IN_BOUNDS,
+            BLOCK_N, BLOCK_J, dtype,
+        )  # fmt: skip
+        if ONE_GROUP:
+            part_NM = tl.dot(high_NJ, x_high_JM, tl.dot(low_NJ, x_low_JM))
+            # steps past the end add zeros, by a scale that is there
+            at_N = scales_ptr + n_N * (J // GROUP_J) + tl.minimum(j_start, J - 1) // GROUP_J
+            scale_N = tl.load(at_N, mask=n_N < N, other=0).to(tl.float32)
+            return acc_NM + part_NM * scale_N[:, None]
+    else:
+        low_wide_NJ, high_wide_NJ = load_scaled(
+            packed_ptr, scales_ptr, offsets_ptr, supers_ptr, n_N, j_start, N, J, BITS, GROUP_J,
+            HAS_OFFSETS, ZEROS, LEVELS, IN_BOUNDS, BLOCK_N, BLOCK_J,
+        )  # fmt: skip
+        low_NJ, high_NJ = low_wide_NJ.to(dtype), high_wide_NJ.to(dtype)
+    acc_NM = tl.dot(low_NJ, x_low_JM, acc_NM, input_precision="ieee")
+    if BITS == 4:
+        acc_NM = tl.dot(high_NJ, x_high_JM, acc_NM, input_precision="ieee")
+    return acc_NM

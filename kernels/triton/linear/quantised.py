@@ -10,7 +10,7 @@ import torch.nn.functional as F
 import triton
 import triton.language as tl
 
-from kernels.triton.linear.packed_reads import load_scaled
+from kernels.triton.linear.packed_reads import add_packed, load_scaled
 from kernels.triton.linear.quantised_weights import QuantisedWeight, dequantise
 from kernels.triton.tensor_checks import FLOATS, check_tensor
 
@@ -31,6 +31,7 @@ def dequantise_kernel(
     BITS: tl.constexpr,
     GROUP: tl.constexpr,
     HAS_OFFSETS: tl.constexpr,
+    ZEROS: tl.constexpr,
     LEVELS: tl.constexpr,
     BLOCK_N: tl.constexpr,
     BLOCK_J: tl.constexpr,
@@ -40,7 +41,7 @@ def dequantise_kernel(
     j_start = tl.program_id(1) * BLOCK_J
     low_NJ, high_NJ = load_scaled(
         packed_ptr, scales_ptr, offsets_ptr, supers_ptr, n_N, j_start, N, J, BITS,
-        GROUP * BITS // 8, HAS_OFFSETS, LEVELS, N % BLOCK_N == 0 and J % BLOCK_J == 0,
+        GROUP * BITS // 8, HAS_OFFSETS, ZEROS, LEVELS, N % BLOCK_N == 0 and J % BLOCK_J == 0,
         BLOCK_N, BLOCK_J,
     )  # fmt: skip
     j_J = j_start + tl.arange(0, BLOCK_J)
@@ -87,6 +88,7 @@ def weight_constants(weight: QuantisedWeight) -> dict[str, Any]:
         "BITS": weight.num_bits,
         "GROUP": group_size,
         "HAS_OFFSETS": weight.offsets_NG is not None,
+        "ZEROS": weight.has_zero_points,
         "LEVELS": weight.levels,
         "BLOCK_N": BLOCK_N,
         "BLOCK_J": block_j,
@@ -106,9 +108,9 @@ _ROWS_A_LAUNCH = 1024
 def reference_quantised_linear(
     x_TE: torch.Tensor, weight: QuantisedWeight, bias_N: torch.Tensor | None = None
 ) -> torch.Tensor:
-    """The specification: the weight is rounded to the dtype of x, all else is float32."""
-    w_NE = dequantise(weight).to(x_TE.dtype).float()
-    return F.linear(x_TE.float(), w_NE, None if bias_N is None else bias_N.float())
+    """The specification, in float32. Kernels round weights to the dtype of x, but for int4 in
+    groups of 128 and more, up to 64 rows."""
+    return F.linear(x_TE.float(), dequantise(weight), None if bias_N is None else bias_N.float())
 
 
 def choose_splits(num_outputs: int, num_bytes_a_row: int) -> int:
@@ -150,6 +152,7 @@ def few_rows_kernel(
     BITS: tl.constexpr,
     GROUP: tl.constexpr,
     HAS_OFFSETS: tl.constexpr,
+    ZEROS: tl.constexpr,
     LEVELS: tl.constexpr,
     HAS_BIAS: tl.constexpr,
     SPLITS: tl.constexpr,
@@ -160,6 +163,7 @@ def few_rows_kernel(
     J: tl.constexpr = K * BITS // 8
     STEPS: tl.constexpr = (J + BLOCK_J - 1) // BLOCK_J
     SPLIT_STEPS: tl.constexpr = (STEPS + SPLITS - 1) // SPLITS
+    IN_BOUNDS: tl.constexpr = N % BLOCK_N == 0 and J % BLOCK_J == 0 and STEPS % SPLITS == 0
     split = tl.program_id(1)
     m_M = tl.program_id(2) * BLOCK_M + tl.arange(0, BLOCK_M)
     valid_M = m_M < num_rows
@@ -169,19 +173,18 @@ def few_rows_kernel(
     for step in range(SPLIT_STEPS):
         # a split's steps past the end have masks that are empty, and add zeros
         j_start = (split * SPLIT_STEPS + step) * BLOCK_J
-        low_NJ, high_NJ = load_scaled(
-            packed_ptr, scales_ptr, offsets_ptr, supers_ptr, n_N, j_start, N, J, BITS,
-            GROUP * BITS // 8, HAS_OFFSETS, LEVELS,
-            N % BLOCK_N == 0 and J % BLOCK_J == 0 and STEPS % SPLITS == 0, BLOCK_N, BLOCK_J,
-        )  # fmt: skip
         j_J = j_start + tl.arange(0, BLOCK_J)
         valid_JM = (j_J < J)[:, None] & valid_M[None, :]
         k_J = j_J if BITS == 8 else j_J // 16 * 32 + j_J % 16
         x_low_JM = tl.load(x_M[None, :] + k_J[:, None], mask=valid_JM, other=0.0)
-        acc_NM = tl.dot(low_NJ.to(x_low_JM.dtype), x_low_JM, acc_NM, input_precision="ieee")
+        x_high_JM = x_low_JM
         if BITS == 4:
             x_high_JM = tl.load(x_M[None, :] + k_J[:, None] + 16, mask=valid_JM, other=0.0)
-            acc_NM = tl.dot(high_NJ.to(x_low_JM.dtype), x_high_JM, acc_NM, input_precision="ieee")
+        acc_NM = add_packed(
+            acc_NM, x_low_JM, x_high_JM, packed_ptr, scales_ptr, offsets_ptr, supers_ptr, n_N,
+            j_start, N, J, BITS, GROUP * BITS // 8, HAS_OFFSETS, ZEROS, LEVELS, IN_BOUNDS,
+            BLOCK_N, BLOCK_J,
+        )  # fmt: skip
     if HAS_BIAS and SPLITS == 1:
         acc_NM += tl.load(bias_ptr + n_N, mask=n_N < N, other=0.0).to(tl.float32)[:, None]
     row_M = split.to(tl.int64) * num_rows + m_M
@@ -218,7 +221,7 @@ def quantised_linear(
     *,
     batch_invariant: bool = False,
 ) -> torch.Tensor:
-    """`x @ W.T + bias` -> [T, N] in the dtype of x, W rounded to that dtype, sums in float32.
+    """`x @ W.T + bias` -> [T, N] in the dtype of x, sums in float32; W as the reference says.
 
     One or two launches up to 64 rows; above, the whole weight is widened first. Both are safe in a
     CUDA graph. See the module's docstring for what does not depend on the batch.

@@ -19,7 +19,7 @@ from kernels.triton.linear.expert_routing import (
     tile_of_program,
 )
 from kernels.triton.linear.fp8 import BLOCK_K, Float8Weight, add_float8
-from kernels.triton.linear.packed_reads import load_scaled
+from kernels.triton.linear.packed_reads import add_packed
 from kernels.triton.linear.quantised import BLOCK_J, BLOCK_N, weight_constants
 from kernels.triton.linear.quantised_weights import QuantisedWeight
 from kernels.triton.tensor_checks import FLOATS, check_tensor
@@ -61,24 +61,6 @@ class QuantisedExperts:
         return grouped_quantised(h_PF, self.down, self.num_experts, tiles, bias_XN=bias_XE)
 
 
-@triton.jit
-def _add_packed(
-    acc_NM, x_low_JM, x_high_JM, packed_ptr, scales_ptr, offsets_ptr, supers_ptr, n_N, j_start,
-    ROWS: tl.constexpr, J: tl.constexpr, BITS: tl.constexpr, GROUP_J: tl.constexpr,
-    HAS_OFFSETS: tl.constexpr, LEVELS: tl.constexpr, IN_BOUNDS: tl.constexpr,
-    BLOCK_N: tl.constexpr, BLOCK_J: tl.constexpr,
-):  # fmt: skip
-    """`acc + w x` over BLOCK_J bytes of each row; w is rounded to the dtype of x."""
-    low_NJ, high_NJ = load_scaled(
-        packed_ptr, scales_ptr, offsets_ptr, supers_ptr, n_N, j_start, ROWS, J, BITS,
-        GROUP_J, HAS_OFFSETS, LEVELS, IN_BOUNDS, BLOCK_N, BLOCK_J,
-    )  # fmt: skip
-    acc_NM = tl.dot(low_NJ.to(x_low_JM.dtype), x_low_JM, acc_NM, input_precision="ieee")
-    if BITS == 4:
-        acc_NM = tl.dot(high_NJ.to(x_low_JM.dtype), x_high_JM, acc_NM, input_precision="ieee")
-    return acc_NM
-
-
 @triton.jit(do_not_specialize=["max_tiles"])
 def grouped_quantised_kernel(
     a_ptr,  # [R, K], rows `a_stride` apart; float8 if FLOAT8. Pair p reads row p // PAIRS_A_ROW
@@ -101,6 +83,7 @@ def grouped_quantised_kernel(
     BITS: tl.constexpr,
     GROUP: tl.constexpr,
     HAS_OFFSETS: tl.constexpr,
+    ZEROS: tl.constexpr,
     LEVELS: tl.constexpr,
     FLOAT8: tl.constexpr,
     PAIRS_A_ROW: tl.constexpr,
@@ -153,15 +136,15 @@ def grouped_quantised_kernel(
                 if BITS == 4:
                     at_JM = a_M[None, :] + k_J[:, None] + 16
                     x_high_JM = tl.load(at_JM, mask=valid_JM, other=0.0)
-                acc_NM = _add_packed(
+                acc_NM = add_packed(
                     acc_NM, x_JM, x_high_JM, w_ptr, scales_ptr, offsets_ptr, supers_ptr, gate_N,
-                    j_start, ROWS, J, BITS, GROUP * BITS // 8, HAS_OFFSETS, LEVELS, IN_BOUNDS,
-                    BLOCK_N, BLOCK_J,
+                    j_start, ROWS, J, BITS, GROUP * BITS // 8, HAS_OFFSETS, ZEROS, LEVELS,
+                    IN_BOUNDS, BLOCK_N, BLOCK_J,
                 )  # fmt: skip
                 if GATED:
-                    up_NM = _add_packed(
+                    up_NM = add_packed(
                         up_NM, x_JM, x_high_JM, w_ptr, scales_ptr, offsets_ptr, supers_ptr, up_N,
-                        j_start, ROWS, J, BITS, GROUP * BITS // 8, HAS_OFFSETS,
+                        j_start, ROWS, J, BITS, GROUP * BITS // 8, HAS_OFFSETS, ZEROS,
                         LEVELS, IN_BOUNDS, BLOCK_N, BLOCK_J,
                     )  # fmt: skip
         if FLOAT8 and not GROUPED:
@@ -255,7 +238,7 @@ def grouped_configuration(
     if isinstance(weight, Float8Weight):
         group = weight.num_inputs // weight.scales_NG.shape[1]
         of_weight = {"K": weight.num_inputs, "BITS": 8, "GROUP": group, "HAS_OFFSETS": False}
-        of_weight["LEVELS"] = ()
+        of_weight |= {"ZEROS": False, "LEVELS": ()}
     else:
         of_weight = weight_constants(weight)
     many = tile_rows > 64

@@ -25,12 +25,13 @@ class QuantisedWeight:
         inputs   32 j ... 32 j + 15 | 32 j + 16 ... 32 j + 31
         bytes       low nibbles of  |    high nibbles of          bytes 16 j ... 16 j + 15
 
-    A matrix unit's thread multiplies bytes 2 w, 2 w + 1, 2 w + 8 and 2 w + 9 of each run of 16, so
-    these stand side by side, as word w: it reads 4 bytes at a time, and memory is copied by 16.
+    A matrix unit's thread multiplies bytes 2 w, 2 w + 1, 2 w + 8 and 2 w + 9 of each run of 16.
+    They are word w: it reads 4 bytes at a time, and memory is copied by 16. In a word they stand as
+    2 w, 2 w + 8, 2 w + 1, 2 w + 9: neighbours are 16 bits apart, as two 16-bit numbers are.
 
     Without offsets W = scales * q for 8 bits and e2m1, and scales * (q - 8) for int4, or one of 16
-    levels in place of q - 8. Offsets are in scaled units, not zero points, because some formats
-    have none.
+    levels in place of q - 8. Offsets are in scaled units, because some formats have no zero points;
+    of those that have them, W = scales * (q - offsets).
 
     With supers, scales and offsets are whole numbers, and those of 256 inputs are multiplied by
     supers[n, k // 256, 0] and [.., 1].
@@ -42,6 +43,7 @@ class QuantisedWeight:
             [N, E] for float8.
         scales_NG, offsets_NG: floating [N, G], of one dtype; with supers int8; offsets None if
             symmetric.
+        has_zero_points: offsets are whole numbers that q lies around, at most 16 from any of int4.
         supers_NSC: float32 [N, E / 256, 1], or 2 with offsets; None: without.
         levels: of int4 without offsets: coefficients, from that of power 0 on, of a polynomial in
             q - 8. The number is the whole one nearest to its value; empty: q - 8 itself.
@@ -56,6 +58,7 @@ class QuantisedWeight:
     packed_NJ: torch.Tensor
     scales_NG: torch.Tensor
     offsets_NG: torch.Tensor | None = None
+    has_zero_points: bool = False
     input_order_E: torch.Tensor | None = None
     supers_NSC: torch.Tensor | None = None
     levels: tuple[float, ...] = ()
@@ -90,7 +93,7 @@ E2M1 = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0, -0.0, -0.5, -1.0, -1.5, -2.0, -3
 def dequantise(weight: QuantisedWeight) -> torch.Tensor:
     """The reference: float32 [N, E], inputs in the model's order."""
     runs = weight.packed_NJ.view(weight.num_outputs, -1, 4, 2, 2)
-    packed_NJ = runs.transpose(2, 3).reshape(weight.packed_NJ.shape)
+    packed_NJ = runs.permute(0, 1, 4, 2, 3).reshape(weight.packed_NJ.shape)
     q_NE = unpack_nibbles(packed_NJ.view(torch.uint8)) if weight.num_bits == 4 else packed_NJ
     if weight.is_float8:
         q_NE = q_NE.view(torch.float8_e4m3fn)
@@ -104,8 +107,10 @@ def dequantise(weight: QuantisedWeight) -> torch.Tensor:
                 values_NE = values_NE * q_NE + coefficient
             q_NE = values_NE.round()
     q_NGI = q_NE.float().view(weight.num_outputs, -1, weight.group_size)
+    if weight.offsets_NG is not None and weight.has_zero_points:
+        q_NGI = q_NGI - weight.offsets_NG.float()[..., None]
     w_NGI = q_NGI * _factors(weight, weight.scales_NG, 0)
-    if weight.offsets_NG is not None:
+    if weight.offsets_NG is not None and not weight.has_zero_points:
         w_NGI = w_NGI + _factors(weight, weight.offsets_NG, 1)
     w_NE = w_NGI.reshape(weight.num_outputs, weight.num_inputs)
     if weight.input_order_E is None:
@@ -136,8 +141,10 @@ def join_outputs(weights: Sequence[QuantisedWeight]) -> QuantisedWeight:
     if any(each.input_order_E is not None for each in weights):
         raise ValueError("weights whose inputs are in an order of their own cannot be joined")
     offsets_NG = None
-    if any(each.offsets_NG is not None for each in weights):
-        offsets_NG = torch.cat([_offsets(each) for each in weights])
+    with_offsets = [each for each in weights if each.offsets_NG is not None]
+    has_zero_points = bool(with_offsets) and all(each.has_zero_points for each in with_offsets)
+    if with_offsets:
+        offsets_NG = torch.cat([_offsets(each, has_zero_points) for each in weights])
     supers = [each.supers_NSC for each in weights if each.supers_NSC is not None]
     return replace(
         first,
@@ -145,6 +152,7 @@ def join_outputs(weights: Sequence[QuantisedWeight]) -> QuantisedWeight:
         packed_NJ=torch.cat([each.packed_NJ for each in weights]),
         scales_NG=torch.cat([each.scales_NG for each in weights]),
         offsets_NG=offsets_NG,
+        has_zero_points=has_zero_points,
         supers_NSC=torch.cat(supers) if supers else None,
     )
 
@@ -164,11 +172,14 @@ def narrowed(weight: QuantisedWeight) -> QuantisedWeight:
     )
 
 
-def _offsets(weight: QuantisedWeight) -> torch.Tensor:
+def _offsets(weight: QuantisedWeight, as_zero_points: bool) -> torch.Tensor:
     """Those of a weight that has none are what the layout says."""
-    if weight.offsets_NG is not None:
-        return weight.offsets_NG
-    return weight.scales_NG * (-8.0 if weight.num_bits == 4 else 0.0)
+    zeros_NG = weight.offsets_NG
+    if zeros_NG is None:
+        zeros_NG = torch.full_like(weight.scales_NG, 8.0 if weight.num_bits == 4 else 0.0)
+    elif not weight.has_zero_points:
+        return zeros_NG
+    return zeros_NG if as_zero_points else -weight.scales_NG * zeros_NG
 
 
 def pack_nibbles(q_NE: torch.Tensor) -> torch.Tensor:
@@ -288,7 +299,7 @@ def from_float8(weight_NE: torch.Tensor, scales_NG: torch.Tensor) -> QuantisedWe
 def _in_words(packed_NJ: torch.Tensor) -> torch.Tensor:
     """Each run of 16 bytes in the order that `QuantisedWeight` says."""
     runs = packed_NJ.reshape(len(packed_NJ), -1, 2, 4, 2)
-    return runs.transpose(2, 3).reshape(packed_NJ.shape)
+    return runs.permute(0, 1, 3, 4, 2).reshape(packed_NJ.shape)
 
 
 def _unpack_int32(packed: torch.Tensor, num_bits: int) -> torch.Tensor:
@@ -310,9 +321,15 @@ def from_zero_points(
     middle = 2 ** (num_bits - 1)
     scales_NG = scales_NG.float()
     stored_zero = 0 if num_bits == 4 else middle  # int8 is stored less 128
-    symmetric = bool((zeros_NG == middle).all())
-    offsets_NG = None if symmetric else -scales_NG * (zeros_NG - stored_zero)
-    return build_weight(q_NE - stored_zero, num_bits, group_size, scales_NG, offsets_NG, order_E)
+    q_NE = q_NE - stored_zero
+    if bool((zeros_NG == middle).all()):
+        return build_weight(q_NE, num_bits, group_size, scales_NG, None, order_E)
+    is_whole = (zeros_NG == zeros_NG.round()) & (zeros_NG >= 0) & (zeros_NG <= 2 * middle)
+    has_zero_points, offsets_NG = bool(is_whole.all()), zeros_NG - stored_zero
+    if not has_zero_points:
+        offsets_NG = -scales_NG * offsets_NG
+    weight = build_weight(q_NE, num_bits, group_size, scales_NG, offsets_NG, order_E)
+    return replace(weight, has_zero_points=has_zero_points)
 
 
 def build_weight(

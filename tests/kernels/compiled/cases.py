@@ -779,12 +779,12 @@ LAYOUTS = (  # name, bits, inputs a group, offsets, dtype of scales; weights of 
     ("nvfp4", 4, 16, False, FP32),
     ("bnb-nf4", 4, 64, False, FP32),
     ("int4 groups of 32", 4, 32, False, FP32),
-    ("int4 groups of 32 with zeros", 4, 32, True, FP32),
+    ("int4 groups of 32 with zeros", 4, 32, True, FP16),
     ("int4 groups of 64", 4, 64, False, FP16),
-    ("int4 groups of 64 with zeros", 4, 64, True, FP32),
+    ("int4 groups of 64 with zeros", 4, 64, True, FP16),
     ("int4 groups of 128", 4, 128, False, FP16),
-    ("int4 groups of 128 with zeros", 4, 128, True, FP32),
-    ("int4, a group a row, with zeros", 4, 4096, True, FP32),
+    ("int4 groups of 128 with zeros", 4, 128, True, FP16),
+    ("int4, a group a row, with zeros", 4, 4096, True, FP16),
     ("int8 groups of 32 with zeros", 8, 32, True, FP32),
     ("int8 groups of 64 with zeros", 8, 64, True, FP32),
     ("int8 groups of 128", 8, 128, False, FP16),
@@ -807,6 +807,7 @@ def _packed(layout: tuple[str, int, int, bool, torch.dtype]) -> tuple[dict[str, 
     arguments |= {"supers_ptr": FP32 if scales == INT8 else None}
     constants = {"LEVELS": LEVELS.get(name, ())}
     constants |= {"N": 4096, "K": 4096, "BITS": bits, "GROUP": group, "HAS_OFFSETS": has_offsets}
+    constants["ZEROS"] = name.endswith("zeros")
     constants |= {"BLOCK_N": quantised_linear.BLOCK_N, "BLOCK_J": quantised_linear.BLOCK_J}
     return arguments, constants
 

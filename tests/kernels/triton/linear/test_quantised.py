@@ -2,15 +2,26 @@
 
 import pytest
 import torch
+import triton
+import triton.language as tl
 
 from kernels.triton.linear import quantised as module
+from kernels.triton.linear.packed_reads import load_codes
 from kernels.triton.linear.quantised import (
     choose_splits,
     dequantise_to,
     quantised_linear,
     reference_quantised_linear,
 )
-from kernels.triton.linear.quantised_weights import QuantisedWeight, dequantise, quantise
+from kernels.triton.linear.quantised_weights import (
+    QuantisedWeight,
+    dequantise,
+    from_zero_points,
+    join_outputs,
+    narrowed,
+    quantise,
+)
+from tests.gpu.device import DEVICE
 
 
 @pytest.fixture(autouse=True)
@@ -53,6 +64,74 @@ def test_few_rows_give_the_reference(num_bits, group_size, symmetric, dtype):
     assert result.dtype == dtype
     expected = reference_quantised_linear(x, weight, bias)
     assert_near(result, expected, 1e-5 if dtype == torch.float32 else 1e-3)
+
+
+def with_zero_points(group_size, num_outputs=40, num_inputs=512):
+    """As GPTQ and AWQ give them: scales of float16, zero points from 0 to 16; 8: none are kept."""
+    torch.manual_seed(group_size)
+    q = torch.randint(0, 16, (num_outputs, num_inputs))
+    zeros = torch.randint(0, 17, (num_outputs, num_inputs // group_size)).float()
+    scales = (torch.rand(zeros.shape) / 64).half()
+    symmetric = from_zero_points(q, torch.full_like(zeros, 8), scales, 4, group_size)
+    return [narrowed(symmetric), narrowed(from_zero_points(q, zeros, scales, 4, group_size))]
+
+
+GROUPS = [16, 32, 64, 128, 512]
+
+
+@pytest.mark.parametrize("group_size", GROUPS)
+def test_products_of_codes_are_as_near_as_those_of_rounded_weights(group_size):
+    for weight in with_zero_points(group_size):
+        x = torch.randn(5, 512).half()
+        exact = x.double() @ dequantise(weight).double().T
+        rounded = (x.double() @ dequantise(weight).half().double().T).half()
+        error = (quantised_linear(x, weight) - exact).norm()
+        assert 0 < error <= 1.05 * (rounded - exact).norm()
+
+
+@triton.jit
+def widen_codes_kernel(
+    packed_ptr, scales_ptr, zeros_ptr, out_ptr, GROUP_J: tl.constexpr, ZEROS: tl.constexpr
+):
+    n_N = tl.arange(0, 64).to(tl.int64)
+    for start in range(0, 256, 64):
+        low_NJ, high_NJ = load_codes(
+            packed_ptr, scales_ptr, zeros_ptr, n_N, start, 40, 256, GROUP_J, ZEROS, False, 64, 64,
+            tl.bfloat16,
+        )  # fmt: skip
+        j_J = start + tl.arange(0, 64)
+        out_NJ = out_ptr + n_N[:, None] * 512 + (j_J // 16 * 32 + j_J % 16)[None, :]
+        tl.store(out_NJ, low_NJ.to(tl.float32), mask=(n_N < 40)[:, None])
+        tl.store(out_NJ + 16, high_NJ.to(tl.float32), mask=(n_N < 40)[:, None])
+
+
+@pytest.mark.parametrize("group_size", GROUPS)
+def test_codes_become_bfloat16_as_if_rounded_once(group_size):
+    for weight in with_zero_points(group_size):
+        wide = torch.empty(40, 512)
+        arrays = weight.packed_NJ, weight.scales_NG, weight.offsets_NG
+        widen_codes_kernel[(1,)](
+            *arrays, wide, GROUP_J=group_size // 2, ZEROS=weight.has_zero_points
+        )
+        expected = dequantise(weight)
+        if group_size >= 128:  # the scale is still to come
+            expected = expected / weight.scales_NG.float().repeat_interleave(group_size, dim=1)
+            expected = expected.round()
+        cut = (expected.view(torch.int32) & -65536).view(torch.float32)  # as the interpreter rounds
+        assert torch.equal(wide, cut if DEVICE == "cpu" else expected.bfloat16().float())
+
+
+def test_joined_weights_keep_zero_points_only_if_all_have_them():
+    symmetric, with_zeros = with_zero_points(64)
+    others = make_weight(40, 512, 4, 64)
+    for parts, has_zero_points in (
+        ([symmetric, with_zeros], True),
+        ([with_zeros, others, symmetric], False),
+    ):
+        joined = join_outputs(parts)
+        assert joined.has_zero_points == has_zero_points
+        expected = torch.cat([dequantise(part) for part in parts])
+        torch.testing.assert_close(dequantise(joined), expected, rtol=0, atol=2e-4)
 
 
 @pytest.mark.parametrize("num_rows", [1, 16, 17, 63, 64, 65, 100])
