@@ -9,7 +9,7 @@ import triton.language as tl
 
 from kernels.triton.tensor_checks import FLOATS, check_tensor
 
-_ROW_TILES = 8
+ROW_TILES = 8
 """Row tiles that run side by side: so many read a weight's tile out of the L2 cache."""
 _MANY_OUTPUTS = 8192
 """From here on wide tiles fill a GPU of 132 multiprocessors about half even with few rows; narrower
@@ -24,6 +24,20 @@ def linear_reference(
     if bias_N is not None:
         out_TN += bias_N.double()
     return out_TN.to(x_TE.dtype)
+
+
+@triton.jit
+def row_tiles_side_by_side(
+    program, num_rows, N: tl.constexpr, BLOCK_T: tl.constexpr, BLOCK_N: tl.constexpr,
+    ROW_TILES: tl.constexpr,
+):  # fmt: skip
+    """(row tile, output tile) of a program: ROW_TILES of one output tile, then of the next."""
+    N_TILES: tl.constexpr = (N + BLOCK_N - 1) // BLOCK_N
+    row_tiles = (num_rows + BLOCK_T - 1) // BLOCK_T
+    first_tile = program // (ROW_TILES * N_TILES) * ROW_TILES
+    side_by_side = tl.minimum(row_tiles - first_tile, ROW_TILES)
+    within = program % (ROW_TILES * N_TILES)
+    return first_tile + within % side_by_side, within // side_by_side
 
 
 @triton.jit(do_not_specialize=["num_rows"])
@@ -44,14 +58,11 @@ def dense_linear_kernel(
     ROW_TILES: tl.constexpr,
     HAS_BIAS: tl.constexpr,
 ):
-    N_TILES: tl.constexpr = (N + BLOCK_N - 1) // BLOCK_N
-    program = tl.program_id(0)
-    row_tiles = (num_rows + BLOCK_T - 1) // BLOCK_T
-    first_tile = program // (ROW_TILES * N_TILES) * ROW_TILES
-    side_by_side = tl.minimum(row_tiles - first_tile, ROW_TILES)
-    within = program % (ROW_TILES * N_TILES)
-    row_T = (first_tile + within % side_by_side) * BLOCK_T + tl.arange(0, BLOCK_T)
-    column_N = within // side_by_side * BLOCK_N + tl.arange(0, BLOCK_N)
+    row_tile, column_tile = row_tiles_side_by_side(
+        tl.program_id(0), num_rows, N, BLOCK_T, BLOCK_N, ROW_TILES
+    )
+    row_T = row_tile * BLOCK_T + tl.arange(0, BLOCK_T)
+    column_N = column_tile * BLOCK_N + tl.arange(0, BLOCK_N)
     is_row_T = row_T < num_rows
     is_column_N = column_N < N
     inner_E = tl.arange(0, BLOCK_E)
@@ -131,5 +142,5 @@ def configuration(N: int, E: int, dtype: torch.dtype) -> tuple[dict[str, int], d
         blocks, launch = (128, 128, 64), {"num_warps": 8, "num_stages": 4}
     else:
         blocks, launch = (128, 64, 64), {"num_warps": 8, "num_stages": 4}
-    constants = {"N": N, "E": E, "ROW_TILES": _ROW_TILES}
+    constants = {"N": N, "E": E, "ROW_TILES": ROW_TILES}
     return constants | dict(zip(("BLOCK_T", "BLOCK_N", "BLOCK_E"), blocks, strict=True)), launch

@@ -13,6 +13,7 @@ import triton
 import triton.language as tl
 
 from kernels.triton.fp8_rounding import GROUP, quantise_rows
+from kernels.triton.linear.dense import ROW_TILES, row_tiles_side_by_side
 from kernels.triton.linear.quantised import add_parts, choose_splits
 from kernels.triton.tensor_checks import FLOATS, check_tensor
 
@@ -31,7 +32,8 @@ class Float8Weight:
     Attributes:
         weight_NE: float8_e4m3fn, contiguous.
         scales_NG: float32: one a row, and so one for each token; or one for each 128 inputs (a
-            multiple of which E is), and so for each 128 of a token.
+            multiple of which E is), and so for each 128 of a token. Of these, [N / 128, G] where
+            128 outputs share theirs.
         input_scale: float32 [1], of all activations; None: it follows from them.
         has_product: the device's library multiplies float8 by rows; resolved once, at load.
     """
@@ -54,6 +56,10 @@ class Float8Weight:
         return self.scales_NG.shape[1] > 1
 
     @property
+    def rows_a_scale(self) -> int:
+        return self.num_outputs // self.scales_NG.shape[0]
+
+    @property
     def rounding(self) -> dict[str, Any]:
         """Options of `quantise_rows` for activations."""
         return {"grouped": self.is_grouped, "given": self.input_scale}
@@ -71,6 +77,10 @@ def prepare_float8(
             f"a row, or one for each {GROUP} inputs"
         )
     device = weight_NE.device
+    if scales_NG.shape[1] > 1 and num_outputs % GROUP == 0:
+        blocks = scales_NG.unflatten(0, (-1, GROUP))
+        if bool((blocks == blocks[:, :1]).all()):
+            scales_NG = blocks[:, 0]
     return Float8Weight(
         weight_NE=weight_NE.contiguous(),
         scales_NG=scales_NG.float().contiguous(),
@@ -88,10 +98,15 @@ def join_float8(weights: Sequence[Float8Weight]) -> Float8Weight:
     codes = torch.cat([each.weight_NE.view(torch.uint8) for each in weights])
     return replace(
         prepare_float8(
-            codes.view(torch.float8_e4m3fn), torch.cat([each.scales_NG for each in weights])
+            codes.view(torch.float8_e4m3fn), torch.cat([scales_of_rows(each) for each in weights])
         ),
         input_scale=torch.cat(given).max().reshape(1) if given else None,
     )
+
+
+def scales_of_rows(weight: Float8Weight) -> torch.Tensor:
+    """[N, G], one for each output."""
+    return weight.scales_NG.repeat_interleave(weight.rows_a_scale, dim=0)
 
 
 def reference_float8_linear(
@@ -106,7 +121,7 @@ def reference_float8_linear(
         wide: torch.Tensor = codes.float().unflatten(1, (scales.shape[1], -1))
         return (wide * scales[..., None]).flatten(1)
 
-    out_TN = widened(q_TE, scale_TG) @ widened(weight.weight_NE, weight.scales_NG).T
+    out_TN = widened(q_TE, scale_TG) @ widened(weight.weight_NE, scales_of_rows(weight)).T
     return out_TN if bias_N is None else out_TN + bias_N.float()
 
 
@@ -116,12 +131,15 @@ def add_float8(
     q_KM,
     scale_M,  # of the tokens' groups at k_start; unused unless GROUPED
     w_ptr,  # float8_e4m3fn [N, K]
-    w_scale_ptr,  # float32 [N, G]
-    n_N,  # int64 [BLOCK_N]
+    w_scale_ptr,  # float32 [N / SCALE_ROWS, G]
+    n_N,  # int64 [BLOCK_N]: n_start and those behind it
+    n_start,
     k_start,
     N: tl.constexpr,
     K: tl.constexpr,
     GROUPED: tl.constexpr,
+    SCALE_ROWS: tl.constexpr,
+    ONE_SCALE: tl.constexpr,  # all of n_N share theirs
     IN_BOUNDS: tl.constexpr,
     BLOCK_K: tl.constexpr,
 ):
@@ -137,8 +155,14 @@ def add_float8(
     part_NM = tl.dot(w_NK, q_KM)
     if GROUPED:
         # steps past the end add zeros, by a scale that is there
-        at_N = w_scale_ptr + n_N * (K // BLOCK_K) + tl.minimum(k_start, K - 1) // BLOCK_K
-        part_NM = part_NM * tl.load(at_N, mask=n_N < N, other=0.0)[:, None] * scale_M[None, :]
+        group = tl.minimum(k_start, K - 1) // BLOCK_K
+        if ONE_SCALE:
+            row = tl.minimum(n_start, N - 1) // SCALE_ROWS
+            scale_M = scale_M * tl.load(w_scale_ptr + row * (K // BLOCK_K) + group)
+        else:
+            at_N = w_scale_ptr + n_N // SCALE_ROWS * (K // BLOCK_K) + group
+            part_NM = part_NM * tl.load(at_N, mask=n_N < N, other=0.0)[:, None]
+        part_NM = part_NM * scale_M[None, :]
     return acc_NM + part_NM
 
 
@@ -147,14 +171,16 @@ def float8_kernel(
     q_ptr,  # float8_e4m3fn [T, K]
     scale_ptr,  # float32 [T, G]
     w_ptr,  # float8_e4m3fn [N, K]
-    w_scale_ptr,  # float32 [N, G]
+    w_scale_ptr,  # float32 [N / SCALE_ROWS, G]
     bias_ptr,  # [N]; unused without HAS_BIAS
     out_ptr,  # [T, N]; with SPLITS > 1, float32 [SPLITS, T, N]
     num_rows,
     N: tl.constexpr,
     K: tl.constexpr,
     GROUPED: tl.constexpr,
+    SCALE_ROWS: tl.constexpr,
     HAS_BIAS: tl.constexpr,
+    ROW_TILES: tl.constexpr,
     SPLITS: tl.constexpr,
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
@@ -164,9 +190,13 @@ def float8_kernel(
     SPLIT_STEPS: tl.constexpr = (STEPS + SPLITS - 1) // SPLITS
     IN_BOUNDS: tl.constexpr = N % BLOCK_N == 0 and K % BLOCK_K == 0 and STEPS % SPLITS == 0
     split = tl.program_id(1)
-    m_M = tl.program_id(2).to(tl.int64) * BLOCK_M + tl.arange(0, BLOCK_M)
+    row_tile, n_tile = row_tiles_side_by_side(
+        tl.program_id(0), num_rows, N, BLOCK_M, BLOCK_N, ROW_TILES
+    )
+    m_M = row_tile.to(tl.int64) * BLOCK_M + tl.arange(0, BLOCK_M)
     valid_M = m_M < num_rows
-    n_N = tl.program_id(0).to(tl.int64) * BLOCK_N + tl.arange(0, BLOCK_N)
+    n_start = n_tile.to(tl.int64) * BLOCK_N
+    n_N = n_start + tl.arange(0, BLOCK_N)
     acc_NM = tl.zeros((BLOCK_N, BLOCK_M), dtype=tl.float32)
     scale_M = tl.zeros((BLOCK_M,), dtype=tl.float32)
     for step in range(SPLIT_STEPS):
@@ -179,8 +209,8 @@ def float8_kernel(
             at_M = scale_ptr + m_M * (K // BLOCK_K) + tl.minimum(k_start, K - 1) // BLOCK_K
             scale_M = tl.load(at_M, mask=valid_M, other=0.0)
         acc_NM = add_float8(
-            acc_NM, q_KM, scale_M, w_ptr, w_scale_ptr, n_N, k_start, N, K, GROUPED, IN_BOUNDS,
-            BLOCK_K,
+            acc_NM, q_KM, scale_M, w_ptr, w_scale_ptr, n_N, n_start, k_start, N, K, GROUPED,
+            SCALE_ROWS, SCALE_ROWS > 1, IN_BOUNDS, BLOCK_K,
         )  # fmt: skip
     if not GROUPED:
         scale_N = tl.load(w_scale_ptr + n_N, mask=n_N < N, other=0.0)
@@ -259,11 +289,8 @@ def _multiply(
     parts = out_TN
     if splits > 1:
         parts = torch.empty(splits, num_rows, num_outputs, dtype=torch.float32, device=q_TE.device)
-    grid = (
-        triton.cdiv(num_outputs, constants["BLOCK_N"]),
-        splits,
-        triton.cdiv(num_rows, constants["BLOCK_M"]),
-    )
+    num_tiles = triton.cdiv(num_outputs, constants["BLOCK_N"])
+    grid = (num_tiles * triton.cdiv(num_rows, constants["BLOCK_M"]), splits)
     float8_kernel[grid](
         q_TE,
         scale_TG,
@@ -317,6 +344,8 @@ def product_configuration(
         "N": num_outputs,
         "K": num_inputs,
         "GROUPED": weight.is_grouped,
+        "SCALE_ROWS": weight.rows_a_scale,
+        "ROW_TILES": ROW_TILES,
         "SPLITS": choose_splits(num_outputs, num_inputs) if in_splits else 1,
         "BLOCK_M": tile_rows,
         "BLOCK_N": 128 if is_wide else 64,

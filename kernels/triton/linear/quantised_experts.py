@@ -66,7 +66,7 @@ def grouped_quantised_kernel(
     a_ptr,  # [R, K], rows `a_stride` apart; float8 if FLOAT8. Pair p reads row p // PAIRS_A_ROW
     a_scale_ptr,  # float32 [R, G] if FLOAT8
     w_ptr,  # [X * rows of an expert, J]: uint8 or int8; float8 [.., K] if FLOAT8
-    scales_ptr,  # [X * rows of an expert, G]
+    scales_ptr,  # [X * rows of an expert / SCALE_ROWS, G]
     offsets_ptr,  # the same; unused without HAS_OFFSETS
     supers_ptr,  # as in load_scaled
     bias_ptr,  # [X * rows of an expert]; unused without HAS_BIAS
@@ -86,6 +86,7 @@ def grouped_quantised_kernel(
     ZEROS: tl.constexpr,
     LEVELS: tl.constexpr,
     FLOAT8: tl.constexpr,
+    SCALE_ROWS: tl.constexpr,
     PAIRS_A_ROW: tl.constexpr,
     GATED: tl.constexpr,
     SQUARED: tl.constexpr,
@@ -101,14 +102,17 @@ def grouped_quantised_kernel(
     J: tl.constexpr = K * BITS // 8
     IN_BOUNDS: tl.constexpr = N % BLOCK_N == 0 and J % BLOCK_J == 0
     GROUPED: tl.constexpr = GROUP < K
+    ONE_SCALE: tl.constexpr = SCALE_ROWS > 1 and N % BLOCK_N == 0
     tile, expert, n, d = tile_of_program(tile_expert_ptr, max_tiles, NUM_N, GROUP_TILES)
     if expert >= 0:
         pair_M, valid_M = pairs_of_tile(tile, sorted_ptr, tile_start_ptr, tile_stop_ptr, BLOCK_M)
         a_row_M = pair_M // PAIRS_A_ROW
         a_M = a_ptr + a_row_M * a_stride
-        n_N = n // d * BLOCK_N + tl.arange(0, BLOCK_N)
+        n_start = n // d * BLOCK_N
+        n_N = n_start + tl.arange(0, BLOCK_N)
         # outputs past N are other rows' numbers, and are not stored
-        gate_N = expert * (2 * N if GATED else N) + n_N
+        gate_start = expert * (2 * N if GATED else N) + n_start
+        gate_N = gate_start + tl.arange(0, BLOCK_N)
         up_N = gate_N + N
         acc_NM = tl.zeros((BLOCK_N, BLOCK_M), dtype=tl.float32)
         up_NM = tl.zeros((BLOCK_N, BLOCK_M), dtype=tl.float32)
@@ -123,13 +127,13 @@ def grouped_quantised_kernel(
                     at_M = a_scale_ptr + a_row_M * (K // GROUP) + j_start // GROUP
                     scale_M = tl.load(at_M, mask=valid_M, other=0.0)
                 acc_NM = add_float8(
-                    acc_NM, x_JM, scale_M, w_ptr, scales_ptr, gate_N, j_start, ROWS, K, GROUPED,
-                    IN_BOUNDS, BLOCK_J,
+                    acc_NM, x_JM, scale_M, w_ptr, scales_ptr, gate_N, gate_start, j_start, ROWS, K,
+                    GROUPED, SCALE_ROWS, ONE_SCALE, IN_BOUNDS, BLOCK_J,
                 )  # fmt: skip
                 if GATED:
                     up_NM = add_float8(
-                        up_NM, x_JM, scale_M, w_ptr, scales_ptr, up_N, j_start, ROWS, K, GROUPED,
-                        IN_BOUNDS, BLOCK_J,
+                        up_NM, x_JM, scale_M, w_ptr, scales_ptr, up_N, gate_start + N, j_start,
+                        ROWS, K, GROUPED, SCALE_ROWS, ONE_SCALE, IN_BOUNDS, BLOCK_J,
                     )  # fmt: skip
             else:
                 x_high_JM = x_JM
@@ -246,6 +250,7 @@ def grouped_configuration(
         "ROWS": weight.num_outputs,
         "N": weight.num_outputs // num_experts // (2 if activation in GATED else 1),
         "FLOAT8": is_float8,
+        "SCALE_ROWS": weight.rows_a_scale if isinstance(weight, Float8Weight) else 1,
         "GATED": activation in GATED,
         "SQUARED": activation == "relu2",
         "CLAMPED": activation == "swiglu_oai",

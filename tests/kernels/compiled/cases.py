@@ -477,9 +477,11 @@ def float8_products() -> Iterator[KernelVariant]:
             constants=fp8_rounding.group_constants(width),
         )
     for outputs, inputs, grouped in ((6144, 4096, True), (6144, 4096, False), (576, 2048, True)):
+        # 576 outputs are no whole blocks: a scale each
+        rows, groups = outputs // 128 if grouped and outputs % 128 == 0 else outputs, inputs // 128
         weight = fp8_linear.Float8Weight(
             weight_NE=torch.empty(outputs, inputs, dtype=FP8, device="meta"),
-            scales_NG=torch.empty(outputs, inputs // 128 if grouped else 1, device="meta"),
+            scales_NG=torch.empty(rows, groups if grouped else 1, device="meta"),
         )
         for rows, in_splits in ((16, True), (32, True), (64, True), (128, False)):
             constants, launch = fp8_linear.product_configuration(weight, rows, in_splits=in_splits)
@@ -595,7 +597,9 @@ def quantised_experts() -> Iterator[KernelVariant]:
                 groups = num_inputs // 128 if name.endswith("blocks") else 1
                 weight: moe_quantised.ExpertStack = fp8_linear.Float8Weight(
                     weight_NE=torch.empty(rows, num_inputs, dtype=FP8, device="meta"),
-                    scales_NG=torch.empty(rows, groups, device="meta"),
+                    scales_NG=torch.empty(
+                        rows // 128 if groups > 1 else rows, groups, device="meta"
+                    ),
                 )
                 pointers = {"a_ptr": FP8, "a_scale_ptr": FP32, "w_ptr": FP8, "scales_ptr": FP32}
                 pointers |= {"offsets_ptr": None, "supers_ptr": None}

@@ -113,10 +113,15 @@ def test_the_product_is_that_of_the_rounded_numbers(
     assert (result.float() - expected).abs().max() <= tolerance * expected.abs().max()
 
 
-@pytest.mark.parametrize("grouped", [False, True])
-def test_many_inputs_are_summed_in_splits(grouped):
+@pytest.mark.parametrize(("grouped", "num_outputs"), [(False, 32), (True, 32), (True, 256)])
+def test_many_inputs_are_summed_in_splits(grouped, num_outputs):
     torch.manual_seed(3)
-    x, weight = torch.randn(3, 1280), make_weight(32, 1280, grouped=grouped)
+    x, weight = torch.randn(3, 1280), make_weight(num_outputs, 1280, grouped=grouped)
+    if num_outputs == 256:  # a scale a block
+        weight = prepare_float8(
+            weight.weight_NE, torch.rand(2, 10).repeat_interleave(128, dim=0) + 0.5
+        )
+        assert weight.scales_NG.shape == (2, 10)
     expected = reference_float8_linear(*quantise_rows(x, grouped=grouped), weight)
     result = float8_linear(x, weight)
     assert (result - expected).abs().max() <= SUM_ERROR * expected.abs().max()
@@ -170,6 +175,19 @@ def test_joined_weights_keep_their_scales_and_take_the_largest_of_their_activati
     assert joined.input_scale.tolist() == [0.5]
     assert torch.equal(joined.weight_NE[32:].float(), other.weight_NE.float())
     assert torch.equal(joined.scales_NG, torch.cat([one.scales_NG, other.scales_NG]))
+
+
+def test_row_tiles_that_run_side_by_side_are_all_of_them(monkeypatch):
+    scales = torch.rand(2, 2).repeat_interleave(128, dim=0)
+    weight = prepare_float8(make_weight(256, 256, grouped=True).weight_NE, scales)
+    monkeypatch.setattr(module, "ROW_TILES", 2)
+    x = torch.randn(290, 256)
+    expected = reference_float8_linear(*quantise_rows(x, grouped=True), weight)
+    result = float8_linear(x, weight)
+    assert (result - expected).abs().max() <= SUM_ERROR * expected.abs().max()
+    joined = join_float8([weight, weight])
+    assert joined.scales_NG.shape == (4, 2)
+    assert join_float8([weight, make_weight(32, 256, grouped=True)]).scales_NG.shape == (288, 2)
 
 
 def test_no_tokens_give_no_rows():

@@ -47,6 +47,14 @@ def float8(rows, num_inputs, *, grouped, widened=False, given=None):
     return wide if widened else prepare_float8(codes, scales, given), dequantise(wide)
 
 
+def float8_blocks(rows, num_inputs):
+    codes, _ = reference_quantise_rows(torch.randn(rows, num_inputs), grouped=True)
+    scales = torch.rand(rows // 128, num_inputs // 128).repeat_interleave(128, dim=0) / 400
+    weight = prepare_float8(codes, scales)
+    assert num_inputs == 128 or weight.rows_a_scale == 128
+    return weight, dequantise(from_float8(codes, scales))
+
+
 def blocks(rows, num_inputs, type_name):
     part = random_part(type_name, rows, num_inputs)
     weight = from_gguf(part.arrays["blocks"].to(DEVICE), rows, num_inputs, type_name)
@@ -62,6 +70,7 @@ KINDS = {
     "float8 in groups, widened": lambda n, k: float8(n, k, grouped=True, widened=True),
     "float8 by row": lambda n, k: float8(n, k, grouped=False),
     "float8 in groups": lambda n, k: float8(n, k, grouped=True),
+    "float8 in blocks": lambda n, k: float8_blocks(n, k),
     "float8, given": lambda n, k: float8(n, k, grouped=False, given=torch.tensor([0.01])),
 }
 
@@ -107,7 +116,7 @@ def test_every_kind_gives_the_reference(kind, num_tokens, tile_rows):
     expected = reference(x, ids, weights, experts, wide_gate_up, wide_down)
     # of float8, a last bit of a sum may move a number to its neighbour, and a GPU's have 14
     largest, mean = (1e-2, 1e-3) if DEVICE == "cpu" else (3e-2, 5e-3)
-    if kind not in ("float8 by row", "float8 in groups", "float8, given"):
+    if kind not in ("float8 by row", "float8 in groups", "float8 in blocks", "float8, given"):
         largest = 1e-5
     assert (result - expected).abs().max() <= largest * expected.abs().max()
     assert (result - expected).abs().mean() <= mean * expected.abs().mean()
