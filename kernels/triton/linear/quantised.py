@@ -1,7 +1,8 @@
 """Products with weight-only float8, int8 and int4: y = x W^T + bias.
 
-Up to 64 rows the kernel widens the packed weight in registers, in splits along E that follow from
-the weight's shape alone. Above, cuBLAS takes the widened weight, except with `batch_invariant`."""
+For few rows (`most_packed_rows`) the kernel widens the packed weight in registers, in splits along
+E that follow from the weight's shape alone. Above, cuBLAS takes the widened weight, except with
+`batch_invariant`."""
 
 from typing import Any
 
@@ -10,6 +11,7 @@ import torch.nn.functional as F
 import triton
 import triton.language as tl
 
+from kernels.triton.device_limits import SHORT_SHARED_BYTES, shared_memory
 from kernels.triton.linear.packed_reads import add_packed, load_scaled
 from kernels.triton.linear.quantised_weights import QuantisedWeight, dequantise
 from kernels.triton.tensor_checks import FLOATS, check_tensor
@@ -96,6 +98,10 @@ def weight_constants(weight: QuantisedWeight) -> dict[str, Any]:
 
 
 MOST_FEW_ROWS = 64
+"""In one tile of the fewest outputs; and of float32."""
+MOST_PACKED_ROWS = {"in pairs": 256, "one by one": 128}
+"""Rows up to which weights are widened in registers, by how they are: for more, to memory. 64 for
+both is what was measured."""
 
 _PROGRAMS_WANTED = 264
 """Two for each of the 132 multiprocessors of an H200; a constant, because results depend on it."""
@@ -127,13 +133,37 @@ def choose_splits(num_outputs: int, num_bytes_a_row: int) -> int:
     return splits
 
 
-def choose_tile_rows(num_rows: int, dtype: torch.dtype, *, batch_invariant: bool) -> int | None:
-    """Rows of the kernel's tile; None: the weight is widened for so many rows."""
-    if num_rows > MOST_FEW_ROWS and not batch_invariant:
+def most_packed_rows(weight: QuantisedWeight, dtype: torch.dtype) -> int:
+    """Of activations of `dtype`. Two tiles of rows widen a weight twice."""
+    if dtype == torch.float32:
+        return MOST_FEW_ROWS
+    is_plain = weight.num_bits == 4 and not weight.is_e2m1 and not weight.levels
+    has_pairs = is_plain and weight.supers_NSC is None
+    has_pairs &= weight.offsets_NG is None or weight.has_zero_points
+    return MOST_PACKED_ROWS["in pairs" if has_pairs else "one by one"]
+
+
+def choose_tile_rows(
+    num_rows: int, dtype: torch.dtype, most_rows: int, *, batch_invariant: bool
+) -> int | None:
+    """Rows of the kernel's tile; None: above `most_rows` the weight is widened."""
+    if num_rows > most_rows and not batch_invariant:
         return None
     if dtype == torch.float32:  # it has no tensor cores: more would only fill the registers
         return 16
-    return MOST_FEW_ROWS if batch_invariant else max(16, triton.next_power_of_2(num_rows))
+    return MOST_FEW_ROWS if batch_invariant else max(16, min(128, triton.next_power_of_2(num_rows)))
+
+
+def tile_outputs(tile_rows: int) -> int:
+    """Two groups of warps have 64 outputs each: none widens what another does."""
+    return 2 * BLOCK_N if tile_rows > MOST_FEW_ROWS else BLOCK_N
+
+
+def launch_options(tile_rows: int, shared_bytes: int) -> dict[str, int]:
+    """Of `few_rows_kernel`. A step of 128 rows and outputs takes 40 KiB."""
+    if tile_rows <= MOST_FEW_ROWS:
+        return {"num_warps": 4, "num_stages": 4}
+    return {"num_warps": 8, "num_stages": 3 if shared_bytes >= SHORT_SHARED_BYTES else 2}
 
 
 @triton.jit(do_not_specialize=["num_rows"])
@@ -223,7 +253,7 @@ def quantised_linear(
 ) -> torch.Tensor:
     """`x @ W.T + bias` -> [T, N] in the dtype of x, sums in float32; W as the reference says.
 
-    One or two launches up to 64 rows; above, the whole weight is widened first. Both are safe in a
+    One or two launches for few rows; above, the whole weight is widened first. Both are safe in a
     CUDA graph. See the module's docstring for what does not depend on the batch.
 
     Args:
@@ -237,7 +267,8 @@ def quantised_linear(
     if bias_N is not None:
         check_tensor("bias_N", bias_N, (num_outputs,), x_TE.dtype, device)
     num_rows = x_TE.shape[0]
-    block_m = choose_tile_rows(num_rows, x_TE.dtype, batch_invariant=batch_invariant)
+    most_rows = most_packed_rows(weight, x_TE.dtype)
+    block_m = choose_tile_rows(num_rows, x_TE.dtype, most_rows, batch_invariant=batch_invariant)
     if block_m is None:
         return F.linear(x_TE, dequantise_to(weight, x_TE.dtype), bias_N)
     out_TN = torch.empty(num_rows, num_outputs, dtype=x_TE.dtype, device=x_TE.device)
@@ -262,7 +293,9 @@ def _multiply(
     parts = out_TN
     if splits > 1:
         parts = torch.empty(splits, num_rows, num_outputs, dtype=torch.float32, device=x_TE.device)
-    few_rows_kernel[(triton.cdiv(num_outputs, BLOCK_N), splits, triton.cdiv(num_rows, block_m))](
+    block_n = tile_outputs(block_m)
+    constants = weight_constants(weight) | {"BLOCK_N": block_n}
+    few_rows_kernel[(triton.cdiv(num_outputs, block_n), splits, triton.cdiv(num_rows, block_m))](
         x_TE,
         weight.packed_NJ,
         weight.scales_NG,
@@ -272,12 +305,11 @@ def _multiply(
         parts,
         num_rows,
         x_TE.stride(0),
-        **weight_constants(weight),
+        **constants,
         HAS_BIAS=bias_N is not None,
         SPLITS=splits,
         BLOCK_M=block_m,
-        num_warps=4,
-        num_stages=4,
+        **launch_options(block_m, shared_memory(x_TE.device)),
     )
     if splits > 1:
         add_parts(parts, bias_N, out_TN)

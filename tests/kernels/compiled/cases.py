@@ -109,7 +109,7 @@ def variants(
         expert_routing,
         norms,
         logit_penalties,
-        quantised_products,
+        partial(quantised_products, shared_bytes),
         quantised_weights,
         recurrent_layers,
         convolutions_and_gates,
@@ -816,11 +816,11 @@ def _packed(layout: tuple[str, int, int, bool, torch.dtype]) -> tuple[dict[str, 
     return arguments, constants
 
 
-def quantised_products() -> Iterator[KernelVariant]:
+def quantised_products(shared_bytes: int) -> Iterator[KernelVariant]:
     """Tiles of a few rows and of the most."""
     for layout in LAYOUTS:
         arguments, constants = _packed(layout)
-        cases = [(16, BF16, 4, False), (64, BF16, 4, False)]
+        cases = [(rows, BF16, 4, False) for rows in (16, 64, 128)]
         if layout[0] in ("Q4_K", "Q6_K"):
             cases += [(32, BF16, 4, False), (64, FP16, 4, False), (64, BF16, 1, True)]
         for rows, dtype, splits, has_bias in cases:
@@ -831,9 +831,11 @@ def quantised_products() -> Iterator[KernelVariant]:
                 | {"x_ptr": dtype, "bias_ptr": dtype if has_bias else None}
                 | {"out_ptr": dtype if splits == 1 else FP32}
                 | {"num_rows": rows, "x_stride": 4096},
-                constants=constants | {"HAS_BIAS": has_bias, "SPLITS": splits, "BLOCK_M": rows},
-                num_stages=4,
+                constants=constants
+                | {"HAS_BIAS": has_bias, "SPLITS": splits, "BLOCK_M": rows}
+                | {"BLOCK_N": quantised_linear.tile_outputs(rows)},
                 needs_wgmma=True,
+                **quantised_linear.launch_options(rows, shared_bytes),
             )
     yield KernelVariant(
         name="add parts",

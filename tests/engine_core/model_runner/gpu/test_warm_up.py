@@ -16,6 +16,7 @@ from engine_core.model_runner.gpu.warm_up import (
 )
 from kernels.interface.device_steps import SamplingMode
 from kernels.triton.linear.experts import choose_tile_rows
+from kernels.triton.linear.quantised import MOST_PACKED_ROWS
 from kernels.triton.linear.quantised import choose_tile_rows as choose_quantised_rows
 
 LIMITS = st.fixed_dictionaries(
@@ -89,7 +90,11 @@ def test_no_step_can_have_tiles_of_quantised_products_that_no_dummy_step_had(
 
     def tiles(numbers):
         dtype = torch.bfloat16
-        return {choose_quantised_rows(n, dtype, batch_invariant=False) for n in numbers}
+        return {
+            choose_quantised_rows(n, dtype, most_rows, batch_invariant=False)
+            for n in numbers
+            for most_rows in MOST_PACKED_ROWS.values()
+        }
 
     config = config_of(limits)
     steps = [

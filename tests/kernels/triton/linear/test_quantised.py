@@ -142,6 +142,14 @@ def test_every_number_of_rows(num_bits, num_rows):
     assert_near(quantised_linear(x, weight), reference_quantised_linear(x, weight), 1e-5)
 
 
+@pytest.mark.parametrize(("num_rows", "num_outputs", "num_bits"), [(129, 130, 4), (100, 64, 8)])
+def test_wide_tiles_give_the_reference(num_rows, num_outputs, num_bits, monkeypatch):
+    monkeypatch.setattr(module, "dequantise_to", None)  # not to memory
+    weight = make_weight(num_outputs, 128, num_bits, 128, symmetric=True)
+    x = torch.randn(num_rows, 128).half()
+    assert_near(quantised_linear(x, weight), reference_quantised_linear(x, weight), 1e-3)
+
+
 @pytest.mark.parametrize("num_bits", [4, 8])
 def test_one_group_a_row_may_have_any_length(num_bits):
     weight = make_weight(8, 288, num_bits, 288, True)
