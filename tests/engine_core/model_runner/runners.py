@@ -32,6 +32,8 @@ def spoiled(runner):
     for pool in runner.storage.pools:
         spoil(pool.device_blocks)
         spoil(pool.host_blocks)
+    if torch.cuda.is_initialized():  # a queue's stream waits for no other
+        torch.cuda.synchronize()
     return runner
 
 

@@ -15,9 +15,7 @@ INTERPRETED_ONLY = {
     "test_packing_triton",
     "test_paged",
     "test_quantised_weights",
-    "test_step_inputs",
     "test_truncation",
-    "test_work",
 }
 """These name the CPU as their device, or have dtypes that kernels on a GPU are not made for. What
 they call is in tests/gpu."""

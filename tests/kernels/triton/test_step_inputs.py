@@ -1,4 +1,4 @@
-"""Steps made on the device, in Triton's interpreter: what tests/gpu/test_step_inputs.py leaves out,
+"""Steps made on the device: what tests/gpu/test_step_inputs.py leaves out,
 which holds random steps against the specification."""
 
 import numpy as np
@@ -7,16 +7,17 @@ import torch
 
 from kernels.interface.step_inputs import DeviceRows, PackedLayout, StepTensors, pack_step
 from kernels.triton.step_inputs import append_sampled, apply_row_updates, prepare_step
+from tests.gpu.device import DEVICE
 
 NUM_ROWS, MAX_LEN, S, G = 9, 2100, 16, 2
-CPU = torch.device("cpu")
+WHERE = torch.device(DEVICE)
 LAYOUT = PackedLayout(capacity=11)
 
 
 @pytest.fixture
 def rows() -> DeviceRows:
     made = DeviceRows.allocate(
-        num_rows=NUM_ROWS, max_model_len=MAX_LEN, block_size=S, num_groups=G, device=CPU
+        num_rows=NUM_ROWS, max_model_len=MAX_LEN, block_size=S, num_groups=G, device=WHERE
     )
     made.token_ids.random_(1, 30000)
     made.block_tables.random_(1, 1000)
@@ -38,7 +39,7 @@ def packed_step(
         needs_sampling=np.ones(number, bool),
         shifts=None if shifts is None else np.array(shifts, np.int32),
     )
-    return torch.from_numpy(words)
+    return torch.from_numpy(words).to(DEVICE)
 
 
 def poisoned(num_tokens: int, num_sequences: int) -> StepTensors:
@@ -47,7 +48,7 @@ def poisoned(num_tokens: int, num_sequences: int) -> StepTensors:
         num_sequences=num_sequences,
         num_groups=G,
         width=-(-MAX_LEN // S),
-        device=CPU,
+        device=WHERE,
     )
     for name in StepTensors.__slots__:
         getattr(out, name).fill_(-9)

@@ -13,21 +13,30 @@ sys.path.insert(0, str(Path(__file__).parent))
 
 @pytest.fixture
 def make_device_runner(reference):
-    """(options) -> a device runner of the reference's weights, on a late device unless another
-    queue is given. What its blocks held before is garbage."""
-    from fake_device import LateQueue, PaddedOperations
+    """(options) -> a device runner of the reference's weights, on a late device, or on a GPU if
+    `TEST_DEVICE=cuda` names one; on the CPU if a queue of the CPU is given. What its blocks held
+    before is garbage."""
+    from fake_device import (
+        PaddedOperations,
+        SynchronousQueue,
+        make_operations,
+        make_queue,
+        make_steps,
+    )
     from runners import load_reference, runner_config, spoiled
 
     def make(*, ops=None, steps=None, queue=None, use_graphs=True, **options):
-        ops = ops or PaddedOperations()
+        queue = queue or make_queue()
+        on_host = isinstance(queue, SynchronousQueue)
+        ops = ops or (PaddedOperations() if on_host else make_operations())
         config = runner_config(
             load_reference(reference, ops), ops, **{"max_num_batched_tokens": 96} | options
         )
         return spoiled(
             GPUModelRunner(
                 config,
-                steps=steps or TorchDeviceSteps(),
-                queue=queue or LateQueue(),
+                steps=steps or (TorchDeviceSteps() if on_host else make_steps()),
+                queue=queue,
                 use_graphs=use_graphs,
             )
         )

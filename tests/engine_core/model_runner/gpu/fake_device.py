@@ -2,6 +2,9 @@
 
 Whatever the host does between a launch and its collection, with buffers or with its own rows, must
 not change a token. Graphs are closures; recording one notes where its inputs lie.
+
+`make_queue`, `make_operations` and `make_steps` give a GPU's in their place if `TEST_DEVICE=cuda`
+names one.
 """
 
 import collections
@@ -9,7 +12,15 @@ import contextlib
 
 import torch
 
+from engine_core.model_runner.gpu import CudaQueue
 from kernels.torch.operations import TorchOperations
+from kernels.triton.device_steps import TritonDeviceSteps
+from kernels.triton.operations import TritonOperations
+from tests.gpu.device import DEVICE
+from tests.kernels.torch_device_steps import TorchDeviceSteps
+
+TRITON_DEVICE = torch.device(DEVICE, 0 if DEVICE == "cuda" else None)
+"""Where Triton's kernels run: interpreted on the CPU, or on a GPU."""
 
 
 class SynchronousQueue:
@@ -79,6 +90,34 @@ class LateQueue(SynchronousQueue):
     def synchronize(self):
         if self.waiting:
             self.run_until(self.waiting[-1])
+
+
+class CountingQueue(CudaQueue):
+    """A GPU's. `num_captured` and `num_replayed` count as a `LateQueue`'s do."""
+
+    num_captured = num_replayed = 0
+
+    def capture(self, work):
+        self.num_captured += 1
+        replay = super().capture(work)
+
+        def counted():
+            self.num_replayed += 1
+            replay()
+
+        return counted
+
+
+def make_queue():
+    return CountingQueue(TRITON_DEVICE) if DEVICE == "cuda" else LateQueue()
+
+
+def make_operations():
+    return TritonOperations(TRITON_DEVICE) if DEVICE == "cuda" else PaddedOperations()
+
+
+def make_steps():
+    return TritonDeviceSteps() if DEVICE == "cuda" else TorchDeviceSteps()
 
 
 class PaddedOperations(TorchOperations):

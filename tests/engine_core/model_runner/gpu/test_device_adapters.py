@@ -1,7 +1,7 @@
 """Sequences with adapters on both runners: each gets in any batch the tokens that it gets alone."""
 
 import torch
-from fake_device import LateQueue, PaddedOperations
+from fake_device import make_operations, make_queue, make_steps
 from plans import Drive
 from runners import load_reference, runner_config, spoiled
 
@@ -11,7 +11,6 @@ from engine_core.model_runner.gpu import GPUModelRunner
 from kernels.interface.lora import LoRAPart
 from kernels.torch.operations import TorchOperations
 from protocol.sampling import SamplingParams
-from tests.kernels.torch_device_steps import TorchDeviceSteps
 
 GREEDY = SamplingParams(max_tokens=99, temperature=0.0)
 ADAPTERS = {"a": "x", "b": None, "c": "y", "d": "x", "e": None}
@@ -60,7 +59,7 @@ def tokens_of(runner, names):
 def test_tokens_with_adapters_are_those_of_each_sequence_alone_on_both_runners(reference):
     """Proves S025, S129: a preempted sequence comes back with its adapter."""
     names = list(ADAPTERS)
-    ops = PaddedOperations()
+    ops = make_operations()
     host = TorchOperations()
     cpu = spoiled(CPUModelRunner(config_with_adapters(reference, host)))
     alone = {}
@@ -70,8 +69,8 @@ def test_tokens_with_adapters_are_those_of_each_sequence_alone_on_both_runners(r
     for use_graphs in (True, False):
         device = GPUModelRunner(
             config_with_adapters(reference, ops),
-            steps=TorchDeviceSteps(),
-            queue=LateQueue(),
+            steps=make_steps(),
+            queue=make_queue(),
             use_graphs=use_graphs,
         )
         device.warm_up()

@@ -1,10 +1,9 @@
 """A draft model in the device's runner: no token changes, and the same model is always right."""
 
 import pytest
-import torch
 from drafted_loop import MOST, DraftedLoop, add_all, answers_of_all
 from engine_loop import few_blocks
-from fake_device import LateQueue, PaddedOperations
+from fake_device import TRITON_DEVICE, make_operations, make_queue, make_steps
 from runners import load_reference, runner_config, spoiled
 
 from engine_core.model_runner.config import DraftConfig
@@ -13,14 +12,14 @@ from kernels.torch.operations import TorchOperations
 from kernels.triton.device_steps import TritonDeviceSteps
 from kernels.triton.operations import TritonOperations
 from protocol.sampling import SamplingParams
-from tests.kernels.torch_device_steps import TorchDeviceSteps
 
 pytestmark = pytest.mark.parametrize("ops", ["torch"], indirect=True)
 
 
 def drafting_runner(reference, num_layers=None, *, ops=None, draft_ops=None, steps=None, **options):
-    """Drafts of the model's own first layers, or of all of them."""
-    ops, draft_ops = ops or PaddedOperations(), draft_ops or TorchOperations()
+    """Drafts of the model's own first layers, or of all of them. Their passes have no padding."""
+    ops = ops or make_operations()
+    draft_ops = draft_ops or (TorchOperations() if ops.device.type == "cpu" else make_operations())
     draft = load_reference(reference, draft_ops)
     draft = draft if num_layers is None else draft.first_layers(num_layers)
     config = runner_config(
@@ -29,8 +28,8 @@ def drafting_runner(reference, num_layers=None, *, ops=None, draft_ops=None, ste
         draft=DraftConfig(draft, draft_ops),
         **{"max_num_drafts": 8 * MOST, "max_num_batched_tokens": 64} | options,
     )
-    steps = steps or TorchDeviceSteps()
-    return spoiled(DraftingGPURunner(config, steps=steps, queue=LateQueue()))
+    steps = steps or make_steps()
+    return spoiled(DraftingGPURunner(config, steps=steps, queue=make_queue()))
 
 
 @pytest.mark.parametrize("memory", ["recompute", "swap"])
@@ -55,7 +54,7 @@ def test_drafts_of_the_same_model_are_all_accepted(reference, monkeypatch):
 
 @pytest.mark.slow
 def test_on_the_real_kernels_all_are_accepted(reference, monkeypatch):
-    ops, draft_ops = (TritonOperations(torch.device("cpu")) for _ in range(2))
+    ops, draft_ops = (TritonOperations(TRITON_DEVICE) for _ in range(2))
     runner = drafting_runner(reference, ops=ops, draft_ops=draft_ops, steps=TritonDeviceSteps())
     loop = DraftedLoop(runner, monkeypatch)
     loop.add("a", [9, 10, 11], SamplingParams(max_tokens=5, temperature=1.0, seed=2))

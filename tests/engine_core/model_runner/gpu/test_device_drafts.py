@@ -3,10 +3,9 @@
 import random
 
 import pytest
-import torch
 from drafting_loop import DraftingLoop
 from engine_loop import EngineLoop, few_blocks
-from fake_device import LateQueue
+from fake_device import TRITON_DEVICE, make_queue
 from same_answers import V
 from test_drafts import lives, run, scheduler_for
 
@@ -28,7 +27,7 @@ def test_tokens_are_those_of_the_cpu_without_drafts(
     requests, blocks = list(lives(random.Random(depth), 24)), few_blocks(reference)
     runner = make_runner(**blocks)
     plain = run(EngineLoop(scheduler_for(runner, blocks), runner, depth=1), requests, seed=1)
-    queue = LateQueue()
+    queue = make_queue()
     runner = make_device_runner(queue=queue, max_num_drafts=40, **blocks)
     drafting = DraftingLoop(
         scheduler_for(runner, blocks, depth=depth, swap=depth == 2),
@@ -59,7 +58,7 @@ def test_on_the_real_kernels_the_tokens_are_those_of_the_cpu(make_device_runner,
     runner = make_runner(**blocks)
     plain = run(EngineLoop(scheduler_for(runner, blocks), runner, depth=1), requests, seed=0)
     runner = make_device_runner(
-        ops=TritonOperations(torch.device("cpu")),
+        ops=TritonOperations(TRITON_DEVICE),
         steps=TritonDeviceSteps(),
         max_num_drafts=8,
         **blocks,

@@ -8,7 +8,7 @@ import pytest
 import torch
 from drafted_loop import MOST, DraftedLoop, answers_of_all, finish_greedy
 from eagle_runners import eagle_reference
-from fake_device import LateQueue, PaddedOperations
+from fake_device import TRITON_DEVICE, LateQueue, PaddedOperations, make_queue
 from runners import load_reference, runner_config, spoiled
 
 from engine_core.model_runner.config import DraftConfig
@@ -116,11 +116,14 @@ def test_greedy_drafts_bring_no_logits_to_the_host(monkeypatch):
 @pytest.mark.parametrize("name", ["eagle", HYBRID, LATENTS])
 def test_on_the_real_kernels_drafts_are_the_torch_backends(monkeypatch, name):
     def triton():
-        return TritonOperations(torch.device("cpu"))
+        return TritonOperations(TRITON_DEVICE)
 
     seen = []
-    for ops, steps in ((TorchOperations, TorchDeviceSteps()), (triton, TritonDeviceSteps())):
-        runner = runner_of(name, ops, queue=LateQueue(), steps=steps)
+    for ops, steps, queue in (
+        (TorchOperations, TorchDeviceSteps(), LateQueue()),
+        (triton, TritonDeviceSteps(), make_queue()),
+    ):
+        runner = runner_of(name, ops, queue=queue, steps=steps)
         loop = DraftedLoop(runner, monkeypatch)
         loop.add("a", [9, 10, 11], SamplingParams(max_tokens=6, temperature=1.0, seed=2))
         loop.add("b", [12] * 9, SamplingParams(max_tokens=6, temperature=0.0))

@@ -3,10 +3,9 @@
 import random
 
 import pytest
-import torch
 from drafting_loop import DraftingLoop
 from engine_loop import EngineLoop, few_blocks
-from fake_device import LateQueue
+from fake_device import TRITON_DEVICE, make_queue
 from made_up_grammar import MadeUpGrammar
 from same_answers import V
 from test_constrained_rows import without_limits
@@ -29,7 +28,7 @@ def test_tokens_are_those_of_the_cpu(make_device_runner, make_runner, reference,
     runner = make_runner(**blocks)
     scheduler = MadeUpGrammar(V).lead(scheduler_for(runner, blocks))
     plain = run(EngineLoop(scheduler, runner, depth=1), requests, seed=1)
-    queue, grammar = LateQueue(), MadeUpGrammar(V)
+    queue, grammar = make_queue(), MadeUpGrammar(V)
     runner = make_device_runner(queue=queue, max_num_drafts=40, **blocks)
     scheduler = grammar.lead(scheduler_for(runner, blocks, depth=depth, swap=True))
     drafting = DraftingLoop(
@@ -63,7 +62,7 @@ def test_on_the_real_kernels_the_tokens_are_those_of_the_cpu(make_device_runner,
     plain = run(EngineLoop(scheduler, runner, depth=1), requests, seed=0)
     assert grammar.follows(requests, plain.tokens)
     runner = make_device_runner(
-        ops=TritonOperations(torch.device("cpu")), steps=TritonDeviceSteps(), **blocks
+        ops=TritonOperations(TRITON_DEVICE), steps=TritonDeviceSteps(), **blocks
     )
     scheduler = MadeUpGrammar(V).lead(scheduler_for(runner, blocks))
     device = run(EngineLoop(scheduler, runner, depth=1), requests, seed=0)

@@ -5,7 +5,7 @@ import random
 
 import pytest
 from engine_loop import few_blocks, make_scheduler
-from fake_device import LateQueue
+from fake_device import make_queue
 from same_answers import V, assert_same_answer, draw_params
 
 from engine_core.scheduler import RequestStatus
@@ -30,7 +30,7 @@ def test_random_lives_of_random_requests_get_the_same_answers(
 ):
     draw = random.Random(seed)
     swap = draw.random() < 0.5
-    queue, blocks = LateQueue(), few_blocks(reference)
+    queue, blocks = make_queue(), few_blocks(reference)
     device = make_device_runner(queue=queue, **blocks)
     host = make_runner(**blocks)
     scheduler = make_scheduler(

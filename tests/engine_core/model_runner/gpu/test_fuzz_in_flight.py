@@ -8,7 +8,7 @@ import random
 
 import pytest
 from engine_loop import EngineLoop, few_blocks, make_scheduler
-from fake_device import LateQueue
+from fake_device import make_queue
 from same_answers import V, draw_params
 
 from protocol.sampling import BeamSearchParams, SamplingParams
@@ -57,7 +57,7 @@ def test_each_sequence_gets_the_tokens_that_it_gets_one_step_at_a_time(
     draw = random.Random(seed)
     requests = requests_of(draw, 30)
     budget = draw.choice([24, 96])
-    loops, aborted, queue = [], set(), LateQueue()
+    loops, aborted, queue = [], set(), make_queue()
     for depth in (1, 2):
         blocks = few_blocks(reference)
         runner = make_runner(**blocks) if depth == 1 else make_device_runner(queue=queue, **blocks)

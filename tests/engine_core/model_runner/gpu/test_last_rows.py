@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 from engine_loop import EngineLoop, few_blocks
-from fake_device import LateQueue, PaddedOperations
+from fake_device import make_operations, make_queue, make_steps
 from made_up_grammar import MadeUpGrammar
 from plans import Drive
 from same_answers import V
@@ -21,7 +21,6 @@ from test_pooling import EMBED, PoolingType, add, make_loop, make_pooler
 
 from engine_core.model_runner.gpu import GPUModelRunner
 from protocol.sampling import SamplingParams
-from tests.kernels.torch_device_steps import TorchDeviceSteps
 
 WARM = {(2, 2), (2, 1), (16, 16), (16, 1), (17, 17), (17, 1), (18, 18), (18, 2)}
 """Tokens and rows of passes that warming up runs."""
@@ -117,9 +116,9 @@ def test_what_is_pooled_is_of_all_rows(make_watched, reference):
 @pytest.mark.parametrize("reference", ["one group"], indirect=True)
 def test_steps_with_adapters_have_all_rows_and_warm_up_runs_both(reference):
     runner = GPUModelRunner(
-        config_with_adapters(reference, PaddedOperations()),
-        steps=TorchDeviceSteps(),
-        queue=LateQueue(),
+        config_with_adapters(reference, make_operations()),
+        steps=make_steps(),
+        queue=make_queue(),
         use_graphs=False,
     )
     watched = runner.model = Watched(runner.model)

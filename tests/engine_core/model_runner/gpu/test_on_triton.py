@@ -6,7 +6,7 @@ import dataclasses
 import pytest
 import torch
 import transformers
-from fake_device import LateQueue
+from fake_device import TRITON_DEVICE, make_queue
 from plans import Drive, Plans
 from test_output_rows import Watched, prompt_of
 from test_steps_in_flight import KINDS, PROMPTS, in_flight, one_at_a_time
@@ -22,7 +22,6 @@ from tests.native_kernels import native_library_or_skip
 
 pytestmark = pytest.mark.slow
 
-CPU = torch.device("cpu")
 SHAPE = {
     "vocab_size": 131,
     "hidden_size": 36,
@@ -92,7 +91,7 @@ def ops():
 @pytest.fixture
 def triton_runner(make_device_runner):
     return make_device_runner(
-        ops=TritonOperations(CPU), steps=TritonDeviceSteps(), queue=LateQueue()
+        ops=TritonOperations(TRITON_DEVICE), steps=TritonDeviceSteps(), queue=make_queue()
     )
 
 
@@ -180,7 +179,7 @@ def test_the_last_rows_of_a_launched_step_give_the_tokens_of_the_cpu(
     """Batch-invariant with the bits that they have among all rows."""
 
     def launched():
-        ops = TritonOperations(CPU, batch_invariant=batch_invariant)
+        ops = TritonOperations(TRITON_DEVICE, batch_invariant=batch_invariant)
         runner = make_device_runner(ops=ops, steps=TritonDeviceSteps(), use_graphs=False)
         return run_launched(runner)
 

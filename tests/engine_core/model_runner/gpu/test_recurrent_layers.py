@@ -21,6 +21,7 @@ from kernels.torch.operations import TorchOperations
 from kernels.triton.device_steps import TritonDeviceSteps
 from kernels.triton.operations import TritonOperations
 from protocol.sampling import SamplingParams
+from tests.gpu.device import DEVICE
 from tests.kernels.torch_device_steps import TorchDeviceSteps
 
 CPU = torch.device("cpu")
@@ -151,6 +152,7 @@ def test_the_largest_steps_and_the_dummy_ones_before_the_first_request_leave_not
     assert loop.tokens == alone(requests)
 
 
+@pytest.mark.skipif(DEVICE == "cuda", reason="weights on the CPU; tests/gpu has whole hybrids")
 @pytest.mark.parametrize("batch_invariant", [False, True])
 def test_on_the_real_kernels_drafts_and_prompts_in_chunks_give_the_tokens_of_the_cpu(
     batch_invariant,

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 import torch
-from fake_device import LateQueue
+from fake_device import make_queue
 from msgspec.structs import force_setattr
 from plans import Drive, Plans
 
@@ -81,7 +81,7 @@ def test_a_step_launched_before_the_last_is_known_reads_the_tokens_that_it_chose
 
 
 def test_a_prompt_of_one_token_is_due_in_a_replayed_graph(make_device_runner, make_runner):
-    queue = LateQueue()
+    queue = make_queue()
     params = {"a": KINDS["penalised"], "b": KINDS["min tokens"]}
     drives = [Drive(make_device_runner(queue=queue)), Drive(make_runner())]
     for drive in drives:
@@ -110,7 +110,7 @@ def test_decodes_stand_before_prefills_whatever_the_order_of_the_plan(
 def test_a_graph_is_recorded_once_for_a_bucket_and_a_mode_and_reads_the_same_memory(
     make_device_runner,
 ):
-    queue = LateQueue()
+    queue = make_queue()
     runner = make_device_runner(queue=queue)
     model, seen = runner.model, {}
 
@@ -134,7 +134,7 @@ def test_a_graph_is_recorded_once_for_a_bucket_and_a_mode_and_reads_the_same_mem
 
 
 def test_all_graphs_can_be_recorded_before_the_first_request(make_device_runner, make_runner):
-    queue = LateQueue()
+    queue = make_queue()
     runner = make_device_runner(queue=queue)
     runner.warm_up(capture_at_start=True)
     num_captured = queue.num_captured

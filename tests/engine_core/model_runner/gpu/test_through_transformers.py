@@ -5,7 +5,7 @@ import pytest
 import torch
 import transformers
 from engine_loop import EngineLoop, make_scheduler
-from fake_device import LateQueue
+from fake_device import TRITON_DEVICE, make_queue, make_steps
 from runners import runner_config, spoiled
 
 from engine_core.model_runner.gpu import GPUModelRunner
@@ -15,7 +15,6 @@ from engine_core.scheduler.records.prompt_content import EmbeddedRows
 from kernels.triton.operations import TritonOperations
 from protocol.sampling import SamplingParams
 from tests.engine_core.models.test_transformers_fallback import FLATTENED, PER_REQUEST
-from tests.kernels.torch_device_steps import TorchDeviceSteps
 
 pytestmark = pytest.mark.slow
 
@@ -43,14 +42,14 @@ def test_the_devices_kernels_give_the_tokens_of_generate(name, tmp_path):
     reference = transformers.AutoModelForCausalLM.from_config(config).eval()
     reference.save_pretrained(tmp_path)
     reference.generation_config.eos_token_id = None
-    ops = TritonOperations(torch.device("cpu"))
+    ops = TritonOperations(TRITON_DEVICE)
     model = load_transformers_model(tmp_path, config.to_dict(), dtype=torch.float32, ops=ops)
     assert isinstance(model, FlattenedModel) is (name in FLATTENED)
     runner = spoiled(
         GPUModelRunner(
             runner_config(model, ops, **SIZES | LIMITS),
-            steps=TorchDeviceSteps(),
-            queue=LateQueue(),
+            steps=make_steps(),
+            queue=make_queue(),
             use_graphs=False,
         )
     )

@@ -20,6 +20,7 @@ from kernels.triton.attention.lists import (
     tile_split_length,
 )
 from kernels.triton.attention.work import AttentionWork, AttentionWorkspace, WorkLimits
+from tests.gpu.device import DEVICE
 
 UNTOUCHED = -7
 LENGTHS = [1, 255, 256, 257, 0, 16384, 16385, 40000, 131072, 131073]
@@ -45,7 +46,7 @@ def make_workspace(*, window: int | None = None, group_size: int = 3, scratch=()
     }
     given = dict(zip(("partial_out", "partial_lse"), scratch, strict=False))
     return AttentionWorkspace(
-        WorkLimits(**defaults | options), device=torch.device("cpu"), num_programs=1, **given
+        WorkLimits(**defaults | options), device=torch.device(DEVICE), num_programs=1, **given
     )
 
 
