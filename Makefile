@@ -25,7 +25,7 @@ unexport PYTHONDONTWRITEBYTECODE
 export REQUIRE_NATIVE_KERNELS ?= 1
 
 .DEFAULT_GOAL := help
-.PHONY: help install install-dev model demo audit test test-all test-emulated check static lint types imports requirements unit simulate-faults fuzz fuzz-server chaos soak bench clean
+.PHONY: help gpu install install-dev model demo audit test test-all test-emulated check static lint types imports requirements unit simulate-faults fuzz fuzz-server chaos soak bench clean
 
 help:  ## this list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/' | expand -t 14
@@ -111,6 +111,10 @@ fuzz-server: install-dev  ## attacks on a served engine beside another's stream;
 chaos: install-dev  ## 30 clients and a daemon, killed and paused; CHAOS_TIME=300 seconds, CHAOS_SEED=0
 	@mkdir -p build
 	$(BIN)/python -m tests.chaos.run --time $(CHAOS_TIME) --seed $(CHAOS_SEED) --json build/chaos.json
+
+gpu: install-dev  ## on a GPU: checks of the tree and eight steps in three minutes; build/gpu.json
+	@mkdir -p build
+	$(BIN)/python scripts/gpu_run.py --quick --json build/gpu.json
 
 soak: install-dev  ## does anything grow in an hour? SOAK_TIME=3600 seconds; build/soak.json and .svg
 	@mkdir -p build

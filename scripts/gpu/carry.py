@@ -10,7 +10,8 @@ CARRIED = ROOT / ".cache" / "gpu_run"
 _COMMIT = "commit"
 _PACKAGES = (
     *("msgspec", "pyzmq", "platformdirs", "gguf", "cyclopts", "docstring-parser", "rich-rst"),
-    *("pytest", "pluggy", "iniconfig"),
+    *("pytest", "pluggy", "iniconfig", "packaging", "pygments", "pytest-xdist", "execnet"),
+    *("pytest-timeout", "pytest-asyncio", "typing-extensions", "hypothesis", "sortedcontainers"),
 )
 """What is imported there, and torch, triton, transformers, numpy do not bring along."""
 _PLATFORMS = ("manylinux_2_28_x86_64", "manylinux2014_x86_64")

@@ -20,9 +20,11 @@ from engine_core.models.loading import load_dummy_model
 from engine_core.scheduler import SchedulerOutput
 from kernels.interface.device_steps import SamplingMode
 from protocol.sampling import SamplingParams
+from scripts.gpu.random_formats import FORMATS, RoundingOperations
 from scripts.gpu.timing import TimingGroup, Work
 from scripts.simulator.step_times import ModelShape, attention_pairs
 from tests.engine_core.model_runner.plans import Plans
+from tests.gpu.checks import fp8_linear, quantised_linear
 from tests.gpu.checks.whole_models import FLOAT32_ERROR, HALF_RATIO, check, check_published
 from tests.gpu.engine_run import BLOCK_SIZE, EngineRun, RequestSpec, Sizes, triton_operations
 from tests.gpu.model_shapes import PUBLISHED, Shape
@@ -40,10 +42,15 @@ MOST_SEQS = 256
 
 class ReadyEngine:
     """An engine with random weights, and plans by hand for exactly one step. `dtype` is that of
-    weights, activations and the cache."""
+    weights, activations and the cache; of weights the one of `FORMATS` that is named."""
 
-    def __init__(self, shape: Shape, sizes: Sizes, *, dtype: torch.dtype, device: str) -> None:
+    def __init__(
+        self, shape: Shape, sizes: Sizes, *, dtype: torch.dtype, device: str, weights: str = ""
+    ) -> None:
         ops = triton_operations(device)
+        if weights:
+            ops = RoundingOperations(ops.device)
+            ops.name_of_format = weights
         model = load_dummy_model(shape, dtype=dtype, ops=ops, max_model_len=sizes.max_model_len)
         self.engine = EngineRun(model, ops, sizes, dtype=dtype)
         self.vocab_size = model.spec.vocab_size
@@ -137,10 +144,11 @@ def _engine(
     most_prefix: int = PREFIX,
     dtype: torch.dtype = torch.bfloat16,
     device: str = "cuda",
+    weights: str = "",
 ) -> ReadyEngine:
     """Of that published model, with room for every step that is timed on it; another one is taken
     off the device first."""
-    if name not in _ON_DEVICE:
+    if (key := f"{weights} {name}") not in _ON_DEVICE:
         _ON_DEVICE.clear()
         gc.collect()
         if torch.cuda.is_available():
@@ -157,20 +165,22 @@ def _engine(
             # a decode holds at most two states, a prompt four
             num_blocks=(num_blocks, 2 * most_seqs + 160) if _num_states(wanted) else num_blocks,
         )
-        _ON_DEVICE[name] = ReadyEngine(wanted, sizes, dtype=dtype, device=device)
-    return _ON_DEVICE[name]
+        _ON_DEVICE[key] = ReadyEngine(wanted, sizes, dtype=dtype, device=device, weights=weights)
+    return _ON_DEVICE[key]
 
 
 def time_decode(name: str, batch: int, context: int = CONTEXT, **options: Any) -> Work:
     """A decode step: its graph, replayed. `options`: see `_engine`."""
     shape = options.get("shape") or PUBLISHED[name]
-    return step_work(shape, _engine(name, **options).decode(batch, context), batch, context, 1)
+    call = _engine(name, **options).decode(batch, context)
+    return step_work(shape, call, batch, context, 1, options.get("weights", ""))
 
 
 def time_prefill(name: str, num_tokens: int = PREFILL, **options: Any) -> Work:
     """One prompt in one step, from its plan to its token on the host."""
     shape = options.get("shape") or PUBLISHED[name]
-    return step_work(shape, _engine(name, **options).prefill(num_tokens), 1, num_tokens, num_tokens)
+    call, weights = _engine(name, **options).prefill(num_tokens), options.get("weights", "")
+    return step_work(shape, call, 1, num_tokens, num_tokens, weights)
 
 
 def time_chunk(name: str, num_tokens: int = CHUNK, prefix: int = PREFIX, **options: Any) -> Work:
@@ -233,11 +243,17 @@ def _num_states(shape: Shape) -> int:
 
 
 def step_work(
-    shape: Shape, call: Callable[[], object], batch: int, context: int, num_scheduled: int
+    shape: Shape,
+    call: Callable[[], object],
+    batch: int,
+    context: int,
+    num_scheduled: int,
+    weights: str = "",
 ) -> Work:
     """A step of `batch` sequences of `context` tokens, the last `num_scheduled` of them computed in
     it. It reads the weights once and every sequence's keys, values and states; logits of last
-    tokens only."""
+    tokens only. The floor of `weights` (of `FORMATS`) is that of bf16 products, which float8 may
+    pass."""
     num_states = _num_states(shape)
     model = ModelShape(
         shape["model_type"],
@@ -261,12 +277,12 @@ def step_work(
         # a prompt leaves two behind; each token has two products with the state, and adds one
         state_bytes = num_states * batch * record * (1 if num_scheduled == 1 else 3)
         state_flops = num_states * batch * num_scheduled * 6 * values * key_size
-    num_weights = num_layer_weights + model.num_output_weights
     products = batch * (num_scheduled * num_layer_weights + model.num_output_weights)
     pairs = batch * attention_pairs(context - num_scheduled, num_scheduled)
     return Work(
         call=call,
-        num_bytes=num_weights * model.bytes_per_weight
+        num_bytes=num_layer_weights * (FORMATS[weights][1] if weights else model.bytes_per_weight)
+        + model.num_output_weights * model.bytes_per_weight
         + batch * context * model.cache_bytes_per_token
         + state_bytes,
         num_flops=2.0 * products + 4.0 * pairs * attended + state_flops,
@@ -301,6 +317,36 @@ def step_timings() -> list[TimingGroup]:
         _group("Qwen3-8B", (1,)),
         _group("Qwen3-0.6B", (1, 256), loops=(1, 256)),
     ]
+
+
+def quantised_timings() -> list[TimingGroup]:
+    """Llama-3.1-8B with each of `FORMATS`; the format's product is what is checked."""
+    name, groups = "Llama-3.1-8B", list[TimingGroup]()
+    checks = {
+        "FP8": (partial(fp8_linear.check, 300, 4096, 3072), fp8_linear.ROUNDING),
+        "INT4": (
+            partial(quantised_linear.check, 63, 3072, 4096, num_bits=4),
+            quantised_linear.ROUNDING,
+        ),
+    }
+    for weights, (product, tolerance) in checks.items():
+        timings: dict[str, Callable[[], Work]] = {
+            f"decode step {weights} {name} {batch} x {CONTEXT}": partial(
+                time_decode, name, batch, weights=weights
+            )
+            for batch in (1, 64, 128, 256)
+        }
+        timings[f"prefill step {weights} {name} {PREFILL}"] = partial(
+            time_prefill, name, weights=weights
+        )
+        figures = {
+            f"profile {weights} {name} 1 x {CONTEXT}": partial(
+                profile_decode, name, 1, weights=weights
+            )
+        }
+        checked = partial(product, device="cuda")
+        groups.append(TimingGroup(f"{weights} {name}", checked, tolerance, timings, figures))
+    return groups
 
 
 def hybrid_timings() -> list[TimingGroup]:

@@ -4,7 +4,7 @@ import importlib
 import json
 import os
 import traceback
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -55,10 +55,13 @@ class TimingGroup:
     timings: Mapping[str, Callable[[], Work]] = field(default_factory=dict)
     figures: Mapping[str, Callable[[], Mapping[str, Any]]] = field(default_factory=dict)
 
-    def names(self, only: str = "") -> list[str]:
-        """Those with this text in them, or all if it is in the group's name."""
+    def names(self, only: Sequence[str] = ()) -> list[str]:
+        """Those with one of these texts in them, or all if one is in the group's name, or if there
+        are none."""
         names = [*self.timings, *self.figures]
-        return names if only in self.name else [name for name in names if only in name]
+        if not only or any(text in self.name for text in only):
+            return names
+        return [name for name in names if any(text in name for text in only)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +79,7 @@ class Ceilings:
 def run_group(
     group: TimingGroup,
     *,
-    only: str,
+    only: Sequence[str],
     ceilings: Ceilings,
     measure: Callable[..., dict[str, Any]],
     clock: Callable[[], float],
@@ -144,6 +147,7 @@ FAMILIES = {
     "daemon": "scripts.gpu.daemon_timings:daemon_timings",
     "steps": "scripts.gpu.step_timings:step_timings",
     "hybrids": "scripts.gpu.step_timings:hybrid_timings",
+    "quantised": "scripts.gpu.step_timings:quantised_timings",
     "kernels": "scripts.gpu.kernel_timings:all_timings",
     "long": "scripts.gpu.daemon_timings:long_timings",
 }
@@ -162,7 +166,7 @@ class Instruction:
     """
 
     family: str
-    only: str
+    only: Sequence[str]
     seconds: float
     seed: int
     ceilings: dict[str, float] | None = None

@@ -15,6 +15,7 @@ from typing import Any
 import torch
 import triton
 
+from scripts.gpu.clocks import watched_clocks
 from scripts.gpu.timing import Ceilings, Instruction, emit, load_family, run_group
 
 _FLUSH_BYTES = 2 << 30
@@ -141,7 +142,7 @@ def _driver() -> str | None:
 
 
 def work(instruction: Instruction) -> None:
-    """Emit a row for each result as it is known."""
+    """Emit a row for each result as it is known, with the clocks of its time."""
     deadline_s = time.monotonic() + instruction.seconds
     torch.manual_seed(instruction.seed)
     timer = CudaTimer()
@@ -149,18 +150,19 @@ def work(instruction: Instruction) -> None:
         ceilings: dict[str, Any] = dataclasses.asdict(measure_ceilings(timer))
         emit({"device": describe_device(), "ceilings": ceilings})
         return
-    for group in load_family(instruction.family):
-        if group.name in instruction.skip:
-            continue
-        run_group(
-            group,
-            only=instruction.only,
-            ceilings=Ceilings(**instruction.ceilings),
-            measure=timer.measure,
-            clock=time.monotonic,
-            deadline_s=deadline_s,
-            emit=emit,
-        )
+    with watched_clocks() as clocks:
+        for group in load_family(instruction.family):
+            if group.name in instruction.skip:
+                continue
+            run_group(
+                group,
+                only=instruction.only,
+                ceilings=Ceilings(**instruction.ceilings),
+                measure=timer.measure,
+                clock=time.monotonic,
+                deadline_s=deadline_s,
+                emit=lambda row: emit(row | clocks()),
+            )
 
 
 if __name__ == "__main__":

@@ -1,5 +1,6 @@
 """The run of a GPU machine, rehearsed without one: its rules, its processes, and what it times."""
 
+import dataclasses
 import json
 import math
 import subprocess
@@ -11,7 +12,15 @@ import pytest
 import torch
 
 from scripts import gpu_run
-from scripts.gpu import carry, daemon_timings, kernel_timings, step_timings, worker, worker_process
+from scripts.gpu import (
+    carry,
+    daemon_timings,
+    kernel_timings,
+    step_timings,
+    worker,
+    worker_process,
+)
+from scripts.gpu.runs import named_runs
 from scripts.gpu.timing import (
     FAMILIES,
     Ceilings,
@@ -50,7 +59,7 @@ def work():
     return Work(call=lambda: None, num_bytes=4e6, num_flops=1.6e8)
 
 
-def rows_of(group, *, only="", now=0.0):
+def rows_of(group, *, only=(), now=0.0):
     rows = []
     run_group(
         group,
@@ -153,9 +162,11 @@ def test_a_cold_median_is_the_devices_time_however_slow_the_host(
 
 def test_time_limit_and_selection_leave_the_rest_alone():
     group = TimingGroup("g", lambda: 0.0, 0, {"a": work, "b": work})
-    assert list(rows_of(group, only="b")) == ["b"]
+    assert list(rows_of(group, only=["b"])) == ["b"]
     assert rows_of(group, now=2.0) == {}
-    assert rows_of(TimingGroup("g", lambda: pytest.fail("checked"), 0, {"a": work}), only="x") == {}
+    assert (
+        rows_of(TimingGroup("g", lambda: pytest.fail("checked"), 0, {"a": work}), only=["x"]) == {}
+    )
 
 
 def test_every_name_of_a_timing_is_there_once():
@@ -232,6 +243,16 @@ def test_steps_of_a_ready_engine(request):
     assert figures["output_tok_s"] > 0
 
 
+def test_a_step_of_rounded_weights_reads_fewer_bytes(request):
+    sizes = {"most_seqs": 1, "most_context": 3, "most_prefill": 4, "most_prefix": 0}
+    shape = TINY | {"hidden_size": 64, "intermediate_size": 64, "vocab_size": 60}
+    sizes |= {"shape": shape, "dtype": torch.float32, "device": "cpu"}
+    step = step_timings.time_decode(request.node.name, 1, 3, weights="FP8", **sizes)
+    step.call()
+    plain = step_timings.step_work(shape, step.call, 1, 3, 1)
+    assert plain.num_bytes - step.num_bytes == 2 * 64 * 16 * (2 + 1) + 3 * 64 * 64
+
+
 def test_a_tiny_hybrid_is_right_and_a_wrong_one_is_seen(monkeypatch):
     sizes = {"prompt_lengths": (3,), "num_output": 1, "budget": 6, "num_layers": 2}
     options = {"use_graphs": False, "device": "cpu", **sizes}
@@ -262,11 +283,16 @@ def test_a_worker_that_fails_or_hangs_says_so(seconds, lost):
     assert lost[1] in ended["why"]
 
 
-MACHINE = {"device": {"name": "a GPU"}, "ceilings": {"copy_bytes_s": 4e12, "matmul_flop_s": 8e14}}
+MACHINE = {
+    "device": {"name": "a GPU", "memory_bytes": 80 << 30},
+    "ceilings": {"copy_bytes_s": 4e12, "matmul_flop_s": 8e14},
+}
 TIMED = {"state": "timed", "median_us": 2.0, "floor_us": 1.0, "of_floor": 0.5, "gigabytes_s": 2e3}
 
 
-def execute(monkeypatch, worker, *, only="sampl", time_limit_s=100.0, clock=lambda: 0.0):
+def execute(
+    monkeypatch, worker, *, only=("sampl",), time_limit_s=100.0, named=None, clock=lambda: 0.0
+):
     """The document of a run in which `worker` does what its process would do."""
     monkeypatch.setattr(
         gpu_run,
@@ -274,7 +300,7 @@ def execute(monkeypatch, worker, *, only="sampl", time_limit_s=100.0, clock=lamb
         lambda asked: ([MACHINE], None) if asked.ceilings is None else worker(asked),
     )
     saved = []
-    limits = {"only": only, "time_limit_s": time_limit_s, "clock": clock}
+    limits = {"only": only, "time_limit_s": time_limit_s, "clock": clock, "named": named}
     save = lambda document: saved.append(json.dumps(document))  # noqa: E731
     document = gpu_run.GpuRun(seed=1, uses_gpu=True, save=save, **limits).execute()
     assert json.loads(saved[-1]) == document
@@ -288,7 +314,7 @@ def test_the_groups_behind_one_that_ends_its_process_go_on_in_another(monkeypatc
         asked.append(instruction.skip)
         if instruction.family != "kernels":
             return [], None
-        names = {group.name: group.names("sampl") for group in load_family("kernels")}
+        names = {group.name: group.names(["sampl"]) for group in load_family("kernels")}
         names = {name: wanted for name, wanted in names.items() if wanted}
         if not instruction.skip:
             first = next(iter(names))
@@ -322,7 +348,7 @@ def test_everything_ends_in_570_seconds_though_every_process_takes_all_it_may(mo
         now_s[0] += instruction.seconds + 1
         return [], {"state": "not run", "why": "its process was killed"}
 
-    limits = {"only": "", "time_limit_s": 560.0}  # the options' defaults
+    limits = {"only": (), "time_limit_s": 560.0}  # the options' defaults
     document = execute(monkeypatch, slow_worker, clock=lambda: now_s[0], **limits)
     assert 540 < now_s[0] < 570
     named = {n for family in FAMILIES for group in load_family(family) for n in group.names()}
@@ -353,4 +379,24 @@ def test_the_command_writes_a_document_without_a_gpu(tmp_path):
 
 def test_wrong_options_end_with_2_and_help_does_no_work():
     assert gpu_run.main(["--tiem-limit", "3"]) == 2
+    assert gpu_run.main(["--run", "R8"]) == 2
+    assert gpu_run.main(["--quick", "--run", "R3"]) == 2
     assert gpu_run.main(["--help"]) == 0
+
+
+def test_a_named_runs_checks_come_first_and_its_predictions_stand_beside_its_rows(monkeypatch):
+    summary = {"passed": 3, "skipped": 1, "failed": [{"name": "a::b", "why": "bad"}]}
+    summary |= {"not_run": [], "why_not_run": None}
+    monkeypatch.setattr(gpu_run, "run_checks", lambda paths, **_: summary)
+
+    def timing_worker(asked):
+        names = [n for group in load_family(asked.family) for n in group.names(asked.only)]
+        return [TIMED | {"name": name, "sm_mhz": 1980.0} for name in names], None
+
+    named = dataclasses.replace(named_runs()["R5"], only=("moe",))
+    document = execute(monkeypatch, timing_worker, only=named.only, named=named)
+    assert document["checks"] == summary
+    table = as_table(document)
+    assert "checks: 3 passed, 1 skipped, 1 failed, 0 not run\n  failed: a::b: bad" in table
+    line = next(line for line in table.split("\n") if line.startswith("moe Qwen3-MoE 64 tokens"))
+    assert line.split()[-2:] == ["570", "1980"]
