@@ -78,9 +78,17 @@ def test_a_request_has_the_same_bits_alone_and_in_a_crowd(heads, decodes, prefil
     assert differing == 0
 
 
-@pytest.mark.parametrize(("length", "dtype"), [(21, FP32), on_gpu(300, torch.bfloat16)])
-def test_batch_invariant_attention_has_the_same_bits_in_chunks(length, dtype, device):
-    differing = dense_linear.check_attention_in_chunks(length, dtype=dtype, device=device)
+@pytest.mark.parametrize(
+    ("length", "options"),
+    [
+        (21, {"dtype": FP32}),
+        on_gpu(300, {}),
+        on_gpu(1100, {"heads": 32, "head_size": 128}),
+        on_gpu(1100, {"heads": 32, "head_size": 128, "kv_dtype": torch.float8_e4m3fn}),
+    ],
+)
+def test_batch_invariant_attention_has_the_same_bits_in_chunks(length, options, device):
+    differing = dense_linear.check_attention_in_chunks(length, device=device, **options)
     assert differing == 0
 
 

@@ -5,6 +5,7 @@ import torch
 
 from kernels.triton.linear.gguf_blocks import GGUF_TYPES
 from tests.gpu.checks import dense_linear, fp8_linear, moe, quantised_linear
+from tests.gpu.checks.errors import INVARIANT_ROWS
 from tests.gpu.device import on_gpu
 
 BF16, FP16, FP32 = torch.bfloat16, torch.float16, torch.float32
@@ -28,7 +29,7 @@ def test_our_own_product_is_that_of_float64(rows, inputs, outputs, dtype, tolera
     [
         (70, 65, FP32, (1, 3, 66)),
         *(
-            on_gpu(*shape, dtype, dense_linear.ROWS)
+            on_gpu(*shape, dtype, INVARIANT_ROWS)
             for shape in ((4096, 6144), (2570, 8195))
             for dtype in (BF16, FP16, FP32)
         ),
@@ -39,6 +40,36 @@ def test_our_own_product_gives_a_row_the_same_bits_in_every_batch(
 ):
     differing = dense_linear.check_same_bits(inputs, outputs, dtype, rows=rows, device=device)
     assert differing == 0
+
+
+FEW = {"rows": (1, 10)}
+"""Of the interpreter."""
+
+
+@pytest.mark.parametrize(
+    ("check", "options"),
+    [
+        (fp8_linear.check_same_bits, {"inputs": 256, "outputs": 32, "grouped": True} | FEW),
+        (
+            quantised_linear.check_same_bits,
+            {"inputs": 256, "outputs": 32, "num_bits": 4, "dtype": FP32} | FEW,
+        ),
+        (moe.check_same_bits, {"shape": (8, 2, 64, 32), "dtype": FP32} | FEW),
+        *(
+            on_gpu(fp8_linear.check_same_bits, {"inputs": i, "outputs": o, "grouped": grouped})
+            for i, o in ((4096, 28672), (14336, 4096))
+            for grouped in (False, True)
+        ),
+        *(
+            on_gpu(quantised_linear.check_same_bits, {"inputs": i, "outputs": o, "num_bits": bits})
+            for i, o in ((4096, 28672), (14336, 4096))
+            for bits in (4, 8)
+        ),
+        *(on_gpu(moe.check_same_bits, {"shape": shape}) for shape in (moe.QWEN3_MOE, moe.MIXTRAL)),
+    ],
+)
+def test_products_of_every_format_give_a_row_the_same_bits_in_every_batch(check, options, device):
+    assert check(device=device, **options) == 0
 
 
 @pytest.mark.parametrize(("rows", "width"), [(3, 72), on_gpu(1, 4096), on_gpu(63, 14336)])

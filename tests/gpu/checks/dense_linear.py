@@ -7,10 +7,14 @@ from kernels.interface.kv_cache import KVShape
 from kernels.interface.operations import AttentionParams, AttentionSpec, allocate_kv_cache
 from kernels.triton.linear.dense import dense_linear
 from kernels.triton.operations import TritonOperations
-from tests.gpu.checks.errors import num_different, row_error
+from tests.gpu.checks.errors import (
+    INVARIANT_ROWS,
+    num_different,
+    num_different_in_batches,
+    row_error,
+)
 
 ROUNDING = 1e-2
-ROWS = (1, 2, 17, 64, 65, 127, 128, 129, 300, 1024)
 
 
 def check(rows: int, inputs: int, outputs: int, dtype: torch.dtype, *, device: str) -> float:
@@ -24,34 +28,33 @@ def check_same_bits(
     outputs: int,
     dtype: torch.dtype,
     *,
-    rows: tuple[int, ...] = ROWS,
+    rows: tuple[int, ...] = INVARIANT_ROWS,
     device: str,
 ) -> float:
-    """Elements of the first and last rows of a batch that are not what the largest batch has."""
+    """See `num_different_in_batches`."""
     x_TE, weight_NE, bias_N = _inputs(max(rows), inputs, outputs, dtype, device)
-    whole_TN = dense_linear(x_TE, weight_NE, bias_N)
-    different = 0.0
-    for number in rows:
-        first_TN = dense_linear(x_TE[:number], weight_NE, bias_N)
-        last_TN = dense_linear(x_TE[-number:], weight_NE, bias_N)
-        different += num_different(first_TN, whole_TN[:number])
-        different += num_different(last_TN, whole_TN[-number:])
-    return different
+    return num_different_in_batches(lambda some: dense_linear(x_TE[some], weight_NE, bias_N), rows)
 
 
 def check_attention_in_chunks(
-    length: int, *, dtype: torch.dtype = torch.bfloat16, device: str
+    length: int,
+    *,
+    dtype: torch.dtype = torch.bfloat16,
+    kv_dtype: torch.dtype | None = None,
+    heads: int = 8,
+    head_size: int = 64,
+    device: str,
 ) -> float:
     """Elements of a sequence's attention that differ between one prefill and token by token, as
     batch-invariant operations plan them."""
-    heads, kv_heads, head_size, block_size = 8, 2, 64, 16
+    kv_heads, block_size, kv_dtype = heads // 4, 16, kv_dtype or dtype
     place = torch.device(device)
     ops = TritonOperations(place, batch_invariant=True)
     num_blocks = -(-length // block_size)
-    shape = KVShape(block_size, kv_heads, head_size, head_size, dtype)
+    shape = KVShape(block_size, kv_heads, head_size, head_size, kv_dtype)
     cache = allocate_kv_cache(ops, num_blocks, shape)
     for view in cache.parts:
-        view.normal_()
+        view.copy_(torch.randn(view.shape, device=device))
     spec = AttentionSpec(
         num_query_heads=heads,
         num_kv_heads=kv_heads,
@@ -62,7 +65,7 @@ def check_attention_in_chunks(
         max_num_batched_tokens=length,
         max_model_len=length,
         dtype=dtype,
-        kv_dtype=dtype,
+        kv_dtype=kv_dtype,
     )
     planner = ops.make_attention_planner(spec)
     q_THD = torch.randn(length, heads, head_size, device=device).to(dtype)

@@ -1,6 +1,11 @@
 """How far a kernel's result is from its reference, as one number."""
 
+from collections.abc import Callable, Sequence
+
 import torch
+
+INVARIANT_ROWS = (1, 2, 17, 64, 65, 127, 128, 129, 300, 1024)
+"""Sizes of batches in which a row must have the same bits."""
 
 
 def poison(tensor: torch.Tensor) -> torch.Tensor:
@@ -47,6 +52,20 @@ def num_different(out: torch.Tensor, reference: torch.Tensor) -> float:
             f"{tuple(reference.shape)}"
         )
     return float((out != reference).sum())
+
+
+def num_different_in_batches(
+    product: Callable[[slice], torch.Tensor], rows: Sequence[int] = INVARIANT_ROWS
+) -> float:
+    """Elements of the first and last rows of a batch that are not what the largest batch has.
+    `product`: the results of some of its rows, computed by themselves."""
+    most = max(rows)
+    whole_TN = product(slice(most))
+    different = 0.0
+    for number in rows:
+        for some in (slice(number), slice(most - number, most)):
+            different += num_different(product(some), whole_TN[some])
+    return different
 
 
 def worst(*errors: float) -> float:

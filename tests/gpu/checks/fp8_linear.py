@@ -6,7 +6,12 @@ import torch
 
 from kernels.triton.fp8_rounding import quantise_rows, reference_quantise_rows
 from kernels.triton.linear.fp8 import float8_linear, prepare_float8, reference_float8_linear
-from tests.gpu.checks.errors import num_different, row_error
+from tests.gpu.checks.errors import (
+    INVARIANT_ROWS,
+    num_different,
+    num_different_in_batches,
+    row_error,
+)
 from tests.gpu.device import DEVICE
 
 ROUNDING = 8e-3
@@ -48,3 +53,20 @@ def check(num_rows: int, inputs: int, outputs: int, *, device: str, grouped: boo
     rows = quantise_rows(x_TE, grouped=grouped)
     reference = reference_float8_linear(*rows, weight, bias_N)
     return row_error(float8_linear(x_TE, weight, bias_N), reference)
+
+
+def check_same_bits(
+    inputs: int,
+    outputs: int,
+    *,
+    grouped: bool,
+    rows: tuple[int, ...] = INVARIANT_ROWS,
+    device: str,
+) -> float:
+    """See `num_different_in_batches`; with `--batch-invariant`."""
+    weight_NE = torch.randn(outputs, inputs, device=device).mul_(inputs**-0.5)
+    weight = prepare_float8(*reference_quantise_rows(weight_NE, grouped=grouped))
+    x_TE = torch.randn(max(rows), inputs, dtype=torch.bfloat16, device=device)
+    return num_different_in_batches(
+        lambda some: float8_linear(x_TE[some], weight, batch_invariant=True), rows
+    )

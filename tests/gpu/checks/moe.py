@@ -10,8 +10,19 @@ from kernels.triton.linear.expert_routing import (
     reference_expert_tiles,
     route,
 )
-from kernels.triton.linear.experts import TritonExpertWeights, choose_tile_rows, mixture_of_experts
-from tests.gpu.checks.errors import num_different, row_error, worst
+from kernels.triton.linear.experts import (
+    TritonExpertWeights,
+    choose_tile_rows,
+    invariant_tile_rows,
+    mixture_of_experts,
+)
+from tests.gpu.checks.errors import (
+    INVARIANT_ROWS,
+    num_different,
+    num_different_in_batches,
+    row_error,
+    worst,
+)
 
 ROUNDING = 1.5e-2
 """Three roundings to bf16: activation, each expert's output, the sum."""
@@ -68,6 +79,26 @@ def check(
         y = (F.silu(gate) * up) @ w_down[expert].float().T
         reference.index_add_(0, rows, y * weights_TA[rows, ranks, None])
     return row_error(out, reference)
+
+
+def check_same_bits(
+    shape: Shape,
+    *,
+    dtype: torch.dtype = torch.bfloat16,
+    rows: tuple[int, ...] = INVARIANT_ROWS,
+    device: str,
+) -> float:
+    """See `num_different_in_batches`; with `--batch-invariant`."""
+    x_TE, logits_TX, *weights = make_inputs(max(rows), shape, dtype, device)
+    experts = TritonExpertWeights(*weights)
+    routing = ExpertRouting(top_k=shape[1], renormalise=True)
+    tile_rows = invariant_tile_rows(dtype)
+    return num_different_in_batches(
+        lambda some: mixture_of_experts(
+            x_TE[some], logits_TX[some], experts, routing, tile_rows=tile_rows
+        ),
+        rows,
+    )
 
 
 def make_inputs(

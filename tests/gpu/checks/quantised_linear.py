@@ -10,7 +10,7 @@ from kernels.triton.linear.quantised_weights import (
     narrowed,
     quantise,
 )
-from tests.gpu.checks.errors import row_error, worst
+from tests.gpu.checks.errors import INVARIANT_ROWS, num_different_in_batches, row_error, worst
 from tests.kernels.gguf_parts import random_part
 
 ROUNDING = 6e-3
@@ -60,4 +60,21 @@ def check(
     return worst(
         row_error(quantised_linear(x_TE, weight, bias_N), reference),
         row_error(dequantise_to(weight, dtype), wide_NE),
+    )
+
+
+def check_same_bits(
+    inputs: int,
+    outputs: int,
+    *,
+    num_bits: int,
+    dtype: torch.dtype = torch.bfloat16,
+    rows: tuple[int, ...] = INVARIANT_ROWS,
+    device: str,
+) -> float:
+    """See `num_different_in_batches`; with `--batch-invariant`."""
+    weight = make(outputs, inputs, num_bits, False, device)
+    x_TE = torch.randn(max(rows), inputs, dtype=dtype, device=device)
+    return num_different_in_batches(
+        lambda some: quantised_linear(x_TE[some], weight, batch_invariant=True), rows
     )
