@@ -118,10 +118,10 @@ def test_experts_on_the_host_give_the_tokens_of_the_cpu(
 ):
     """Gemma's second layer has its experts on the device."""
     host = CpuOperations(native_library_or_skip())
-    ops = TritonOperations(CPU)
+    ops = TritonOperations(TRITON_DEVICE)
     ops.leave_experts_to(host, num_layers)
     runner = make_device_runner(
-        ops=ops, steps=TritonDeviceSteps(), queue=LateQueue(), use_graphs=False
+        ops=ops, steps=TritonDeviceSteps(), queue=make_queue(), use_graphs=False
     )
     assert host.weight_packing(torch.float32).bytes_by_format().keys() == {"float32"}
     names = ["greedy", "truncated"]
