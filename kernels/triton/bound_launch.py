@@ -29,9 +29,12 @@ class BoundLaunches:
         self._known: dict[Hashable, tuple[Callable[..., None], tuple[Any, ...]]] = {}
 
     def __call__(
-        self, tensors: tuple[torch.Tensor, ...], options: Hashable, prepare: Callable[[], Launch]
+        self,
+        tensors: tuple[torch.Tensor | None, ...],
+        options: Hashable,
+        prepare: Callable[[], Launch],
     ) -> None:
-        """Launch on these tensors.
+        """Launch on these tensors; None stands for one that the kernel does without.
 
         Args:
             options: all that the launch follows from, beside the tensors' shapes, strides and
@@ -39,12 +42,15 @@ class BoundLaunches:
             prepare: checks, and makes the launch; called once for equal layouts and options.
         """
         addresses = 0
-        layouts = []
+        layouts: list[Hashable] = []
         for tensor in tensors:
+            if tensor is None:
+                layouts.append(None)
+                continue
             addresses |= tensor.data_ptr()
             layouts.append((tensor.shape, tensor.stride(), tensor.dtype))
         if addresses & 15:  # Triton compiles another kernel for an address that is not a multiple
-            layouts.append(tuple(tensor.data_ptr() & 15 for tensor in tensors))  # type: ignore[arg-type]
+            layouts.append(tuple(each is not None and each.data_ptr() & 15 for each in tensors))
         key = (options, *layouts)
         known = self._known.get(key)
         if known is not None:

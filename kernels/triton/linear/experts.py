@@ -11,6 +11,7 @@ import triton.language as tl
 
 from kernels.interface.weights import ExpertActivation, ExpertBiases, ExpertRouting, check_experts
 from kernels.triton.activation import gated_expert
+from kernels.triton.bound_launch import BoundLaunches, Launch
 from kernels.triton.linear.expert_routing import (
     ExpertTiles,
     build_expert_tiles,
@@ -186,6 +187,10 @@ def combine_kernel(
     tl.store(out_ptr + token * E + e_E, sum_E.to(out_ptr.dtype.element_ty), mask=e_E < E)
 
 
+_product_launches = BoundLaunches(grouped_product_kernel)
+_combine_launches = BoundLaunches(combine_kernel)
+
+
 def mixture_of_experts(
     x_TE: torch.Tensor,
     router_logits_TX: torch.Tensor,
@@ -260,27 +265,21 @@ def grouped_linear(
     if max_tiles:
         constants, launch = configuration(tiles.tile_rows, a_RK.dtype, gated)
         num_programs = max_tiles * triton.cdiv(num_outputs, constants["BLOCK_N"])
-        grouped_product_kernel[(num_programs,)](
-            a_RK,
-            w_XNK,
-            bias_XN,
-            out_PN,
-            tiles.sorted_pairs_P,
-            tiles.tile_expert_L,
-            tiles.tile_start_L,
-            tiles.tile_stop_L,
-            max_tiles,
-            a_RK.stride(0),
-            N=num_outputs,
-            K=a_RK.shape[1],
-            PAIRS_A_ROW=pairs_a_row,
-            GATED=gated,
-            SQUARED=activation == "relu2",
-            CLAMPED=activation == "swiglu_oai",
-            IS_GELU=activation == "gelu_tanh",
-            HAS_BIAS=bias_XN is not None,
-            **constants,
-            **launch,
+        constants |= launch | {
+            "N": num_outputs,
+            "K": a_RK.shape[1],
+            "PAIRS_A_ROW": pairs_a_row,
+            "GATED": gated,
+            "SQUARED": activation == "relu2",
+            "CLAMPED": activation == "swiglu_oai",
+            "IS_GELU": activation == "gelu_tanh",
+            "HAS_BIAS": bias_XN is not None,
+        }
+        of_tiles = tiles.sorted_pairs_P, tiles.tile_expert_L, tiles.tile_start_L, tiles.tile_stop_L
+        _product_launches(
+            (a_RK, w_XNK, bias_XN, out_PN, *of_tiles),
+            (activation, tiles.tile_rows, pairs_a_row),
+            lambda: Launch((num_programs,), (max_tiles, a_RK.stride(0)), constants),
         )
     return out_PN
 
@@ -294,9 +293,9 @@ def combine_experts(y_PE: torch.Tensor, weights_TA: torch.Tensor) -> torch.Tenso
     width = y_PE.shape[1]
     out_TE = torch.empty(num_tokens, width, dtype=y_PE.dtype, device=y_PE.device)
     if num_tokens:
-        combine_kernel[(num_tokens, triton.cdiv(width, COMBINED_AT_ONCE))](
-            y_PE, weights_TA, out_TE, E=width, TOP_K=top_k, BLOCK_E=COMBINED_AT_ONCE, num_warps=4
-        )
+        grid = num_tokens, triton.cdiv(width, COMBINED_AT_ONCE)
+        constants = {"E": width, "TOP_K": top_k, "BLOCK_E": COMBINED_AT_ONCE, "num_warps": 4}
+        _combine_launches((y_PE, weights_TA, out_TE), None, lambda: Launch(grid, (), constants))
     return out_TE
 
 

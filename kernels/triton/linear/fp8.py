@@ -12,6 +12,7 @@ import torch
 import triton
 import triton.language as tl
 
+from kernels.triton.bound_launch import BoundLaunches, Launch
 from kernels.triton.fp8_rounding import GROUP, quantise_rows
 from kernels.triton.linear.dense import ROW_TILES, row_tiles_side_by_side
 from kernels.triton.linear.quantised import add_parts, choose_splits
@@ -222,6 +223,9 @@ def float8_kernel(
     tl.store(out_NM, acc_NM.to(out_ptr.dtype.element_ty), mask=keep_NM)
 
 
+_launches = BoundLaunches(float8_kernel)
+
+
 def float8_linear(
     x_TE: torch.Tensor,
     weight: Float8Weight,
@@ -291,17 +295,10 @@ def _multiply(
         parts = torch.empty(splits, num_rows, num_outputs, dtype=torch.float32, device=q_TE.device)
     num_tiles = triton.cdiv(num_outputs, constants["BLOCK_N"])
     grid = (num_tiles * triton.cdiv(num_rows, constants["BLOCK_M"]), splits)
-    float8_kernel[grid](
-        q_TE,
-        scale_TG,
-        weight.weight_NE,
-        weight.scales_NG,
-        bias_N,
-        parts,
-        num_rows,
-        HAS_BIAS=bias_N is not None,
-        **constants,
-        **launch,
+    _launches(
+        (q_TE, scale_TG, weight.weight_NE, weight.scales_NG, bias_N, parts),
+        (constants["BLOCK_M"], splits),
+        lambda: Launch(grid, (num_rows,), {"HAS_BIAS": bias_N is not None} | constants | launch),
     )
     if splits > 1:
         add_parts(parts, bias_N, out_TN)

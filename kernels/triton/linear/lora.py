@@ -12,6 +12,7 @@ import triton
 import triton.language as tl
 
 from kernels.interface.lora import Int32Array, LoRAPart, segments_of
+from kernels.triton.bound_launch import BoundLaunches, Launch
 from kernels.triton.tensor_checks import FLOATS, check_tensor
 
 BLOCK_SIZE_T = 16
@@ -101,6 +102,10 @@ def lora_expand_kernel(
             mask_TN = is_row_T[:, None] & is_column_N[None, :]
             sum_TN = tl.load(out_TN, mask=mask_TN, other=0.0).to(tl.float32) + acc_TN
             tl.store(out_TN, sum_TN.to(out_ptr.dtype.element_ty), mask=mask_TN)
+
+
+_shrink_launches = BoundLaunches(lora_shrink_kernel)
+_expand_launches = BoundLaunches(lora_expand_kernel)
 
 
 class TritonLoRARows:
@@ -204,12 +209,16 @@ def add_lora(out_TN: torch.Tensor, x_TE: torch.Tensor, stack: TritonLoRAStack) -
     num_tiles, num_parts, rank = rows.num_tiles(T), stack.num_parts, rows.rank
     hidden_TK = torch.empty((T, num_parts * rank), dtype=torch.float32, device=rows.device)
     shared = {"PARTS": num_parts, "RANK": rank, "BLOCK_T": BLOCK_SIZE_T, "BLOCK_R": BLOCK_SIZE_R}
-    lora_shrink_kernel[(num_tiles, num_parts * rank // BLOCK_SIZE_R)](
-        x_TE, stack.a_SKE, stack.ranks_SP, rows.tiles, hidden_TK, x_TE.stride(0),
-        E=E, BLOCK_E=BLOCK_SIZE_E, **shared,
-    )  # fmt: skip
-    lora_expand_kernel[(num_tiles, len(stack.blocks))](
-        hidden_TK, stack.b_SNR, stack.ranks_SP, rows.tiles, stack.blocks, out_TN, out_TN.stride(0),
-        N=N, BLOCK_N=BLOCK_SIZE_N, **shared,
-    )  # fmt: skip
+    shrink = {"E": E, "BLOCK_E": BLOCK_SIZE_E, **shared}
+    _shrink_launches(
+        (x_TE, stack.a_SKE, stack.ranks_SP, rows.tiles, hidden_TK),
+        num_tiles,
+        lambda: Launch((num_tiles, num_parts * rank // BLOCK_SIZE_R), (x_TE.stride(0),), shrink),
+    )
+    expand = {"N": N, "BLOCK_N": BLOCK_SIZE_N, **shared}
+    _expand_launches(
+        (hidden_TK, stack.b_SNR, stack.ranks_SP, rows.tiles, stack.blocks, out_TN),
+        num_tiles,
+        lambda: Launch((num_tiles, len(stack.blocks)), (out_TN.stride(0),), expand),
+    )
     return out_TN

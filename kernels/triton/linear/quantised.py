@@ -11,6 +11,7 @@ import torch.nn.functional as F
 import triton
 import triton.language as tl
 
+from kernels.triton.bound_launch import BoundLaunches, Launch
 from kernels.triton.device_limits import SHORT_SHARED_BYTES, shared_memory
 from kernels.triton.linear.packed_reads import add_packed, load_scaled
 from kernels.triton.linear.quantised_weights import QuantisedWeight, dequantise
@@ -244,6 +245,10 @@ def add_parts_kernel(
     tl.store(out_ptr + row * N + n_N, sum_N.to(out_ptr.dtype.element_ty), mask=n_N < N)
 
 
+_few_rows_launches = BoundLaunches(few_rows_kernel)
+_add_parts_launches = BoundLaunches(add_parts_kernel)
+
+
 def quantised_linear(
     x_TE: torch.Tensor,
     weight: QuantisedWeight,
@@ -294,23 +299,17 @@ def _multiply(
     if splits > 1:
         parts = torch.empty(splits, num_rows, num_outputs, dtype=torch.float32, device=x_TE.device)
     block_n = tile_outputs(block_m)
-    constants = weight_constants(weight) | {"BLOCK_N": block_n}
-    few_rows_kernel[(triton.cdiv(num_outputs, block_n), splits, triton.cdiv(num_rows, block_m))](
-        x_TE,
-        weight.packed_NJ,
-        weight.scales_NG,
-        weight.offsets_NG,
-        weight.supers_NSC,
-        bias_N,
-        parts,
-        num_rows,
-        x_TE.stride(0),
-        **constants,
-        HAS_BIAS=bias_N is not None,
-        SPLITS=splits,
-        BLOCK_M=block_m,
-        **launch_options(block_m, shared_memory(x_TE.device)),
-    )
+    grid = triton.cdiv(num_outputs, block_n), splits, triton.cdiv(num_rows, block_m)
+
+    def prepare() -> Launch:
+        constants = weight_constants(weight) | launch_options(block_m, shared_memory(x_TE.device))
+        constants |= {"HAS_BIAS": bias_N is not None, "SPLITS": splits}
+        constants |= {"BLOCK_M": block_m, "BLOCK_N": block_n}
+        return Launch(grid, (num_rows, x_TE.stride(0)), constants)
+
+    arrays = weight.packed_NJ, weight.scales_NG, weight.offsets_NG, weight.supers_NSC
+    options = weight.num_bits, weight.group_size, weight.has_zero_points, weight.levels, block_m
+    _few_rows_launches((x_TE, *arrays, bias_N, parts), options, prepare)
     if splits > 1:
         add_parts(parts, bias_N, out_TN)
 
@@ -318,14 +317,10 @@ def _multiply(
 def add_parts(parts: torch.Tensor, bias_N: torch.Tensor | None, out_TN: torch.Tensor) -> None:
     """`out = sum of parts + bias`, in the parts' order: float32 [SPLITS, T, N], contiguous."""
     splits, num_rows, num_outputs = parts.shape
-    add_parts_kernel[(num_rows, triton.cdiv(num_outputs, REDUCED_AT_ONCE))](
-        parts,
-        bias_N,
-        out_TN,
-        num_rows,
-        N=num_outputs,
-        SPLITS=splits,
-        HAS_BIAS=bias_N is not None,
-        BLOCK_N=REDUCED_AT_ONCE,
-        num_warps=4,
-    )
+
+    def prepare() -> Launch:
+        constants = {"N": num_outputs, "SPLITS": splits, "HAS_BIAS": bias_N is not None}
+        constants |= {"BLOCK_N": REDUCED_AT_ONCE, "num_warps": 4}
+        return Launch((num_rows, triton.cdiv(num_outputs, REDUCED_AT_ONCE)), (num_rows,), constants)
+
+    _add_parts_launches((parts, bias_N, out_TN), None, prepare)

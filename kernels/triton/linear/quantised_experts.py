@@ -11,6 +11,7 @@ import triton.language as tl
 
 from kernels.interface.weights import ExpertActivation, ExpertBiases
 from kernels.triton.activation import gated_expert
+from kernels.triton.bound_launch import BoundLaunches, Launch
 from kernels.triton.fp8_rounding import quantise_rows
 from kernels.triton.linear.expert_routing import (
     ExpertTiles,
@@ -169,6 +170,9 @@ def grouped_quantised_kernel(
         tl.store(out_NM, acc_NM.to(out_ptr.dtype.element_ty), mask=keep_NM)
 
 
+_launches = BoundLaunches(grouped_quantised_kernel)
+
+
 def grouped_quantised(
     a_RK: torch.Tensor,
     weight: ExpertStack,
@@ -208,23 +212,13 @@ def grouped_quantised(
         codes = weight.weight_NE
     else:
         codes, more = weight.packed_NJ, (weight.offsets_NG, weight.supers_NSC)
-    grouped_quantised_kernel[(max_tiles * triton.cdiv(num_outputs, constants["BLOCK_N"]),)](
-        a_RK,
-        scale_RG,
-        codes,
-        weight.scales_NG,
-        *more,
-        bias_XN,
-        out_PN,
-        tiles.sorted_pairs_P,
-        tiles.tile_expert_L,
-        tiles.tile_start_L,
-        tiles.tile_stop_L,
-        max_tiles,
-        a_RK.stride(0),
-        PAIRS_A_ROW=pairs_a_row,
-        **constants,
-        **launch,
+    grid = (max_tiles * triton.cdiv(num_outputs, constants["BLOCK_N"]),)
+    constants |= {"PAIRS_A_ROW": pairs_a_row} | launch
+    of_tiles = tiles.sorted_pairs_P, tiles.tile_expert_L, tiles.tile_start_L, tiles.tile_stop_L
+    _launches(
+        (a_RK, scale_RG, codes, weight.scales_NG, *more, bias_XN, out_PN, *of_tiles),
+        tuple(constants.values()),
+        lambda: Launch(grid, (max_tiles, a_RK.stride(0)), constants),
     )
     return out_PN
 
