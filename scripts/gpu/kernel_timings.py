@@ -1,5 +1,6 @@
 """Kernels at the sizes of published models, beside what torch does on the same device."""
 
+import itertools
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from typing import Any
@@ -13,9 +14,10 @@ from kernels.triton.fp8_rounding import reference_quantise_rows
 from kernels.triton.linear.dense import dense_linear as own_linear
 from kernels.triton.linear.expert_routing import route
 from kernels.triton.linear.experts import TritonExpertWeights, mixture_of_experts
-from kernels.triton.linear.fp8 import float8_linear, prepare_float8
+from kernels.triton.linear.fp8 import Float8Weight, float8_linear, prepare_float8
+from kernels.triton.linear.quantised import dequantise_to
 from kernels.triton.linear.quantised import quantised_linear as packed_linear
-from kernels.triton.linear.quantised_weights import quantise
+from kernels.triton.linear.quantised_weights import QuantisedWeight, quantise
 from kernels.triton.norm import add_rms_norm
 from scripts.gpu.timing import TimingGroup, Work
 from tests.gpu.checks import (
@@ -112,6 +114,28 @@ LINEARS: dict[str, tuple[Callable[..., Any], Callable[[torch.Tensor, Any], objec
     ),
     "int8 linear": (partial(quantise, num_bits=8, group_size=128), packed_linear, 1 + 4 / 128),
     "int4 linear": (partial(quantise, num_bits=4, group_size=128), packed_linear, 0.5 + 4 / 128),
+}
+
+
+def _blocks(weight: torch.Tensor) -> Float8Weight:
+    """float8 with a scale for 128 x 128 weights."""
+    codes, scales = reference_quantise_rows(weight, grouped=True)
+    return prepare_float8(codes, scales[::128].repeat_interleave(128, dim=0))
+
+
+def _widened(x_TE: torch.Tensor, weight: QuantisedWeight) -> torch.Tensor:
+    return F.linear(x_TE, dequantise_to(weight, x_TE.dtype))
+
+
+LINEARS |= {
+    "fp8 blocks": (_blocks, float8_linear, 1.0),
+    "int4 groups of 32": (partial(quantise, num_bits=4, group_size=32), packed_linear, 0.625),
+    "int4 groups of 128": (partial(quantise, num_bits=4, group_size=128), packed_linear, 0.53125),
+    "int4 groups of 128, widened": (
+        partial(quantise, num_bits=4, group_size=128),
+        _widened,
+        0.53125,
+    ),
 }
 """What prepares a weight, the product, and the bytes of an element with its share of a scale."""
 
@@ -289,6 +313,20 @@ def product_timings() -> list[TimingGroup]:
         packed_group(4),
         _group("moe", routed, "moe Qwen3-MoE {} tokens", time_moe, [(1,), (64,), (256,), (8192,)]),
     ]
+
+
+def quantised_timings() -> list[TimingGroup]:
+    """Where each kind of weight crosses bf16, and int4 crosses widening: variants in turn."""
+    shapes = ((4096, 6144), (4096, 28672), (14336, 4096), (1024, 6144))
+    kinds = ("torch linear bf16", "fp8 linear", "fp8 blocks", "int4 groups of 32")
+    kinds += ("int4 groups of 128", "int4 groups of 128, widened")
+    timings: dict[str, Callable[[], Work]] = {}
+    for rows, (inputs, outputs) in itertools.product((1, 16, 64, 65, 128, 256, 1024, 8192), shapes):
+        for kind in kinds:
+            title = f"crossing, {kind} {rows} x {inputs} -> {outputs}"
+            timings[title] = partial(time_linear, kind, rows, inputs, outputs)
+    check = partial(quantised_linear.check, 200, 3072, 4096, num_bits=4, device="cuda")
+    return [TimingGroup("quantised", check, quantised_linear.ROUNDING, timings)]
 
 
 def attention_timings() -> list[TimingGroup]:
