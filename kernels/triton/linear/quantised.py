@@ -99,7 +99,7 @@ def weight_constants(weight: QuantisedWeight) -> dict[str, Any]:
 
 
 MOST_FEW_ROWS = 64
-"""In one tile of the fewest outputs; and of float32."""
+"""The most rows of a tile of 64 outputs, and of a float32 product with a packed weight."""
 MOST_PACKED_ROWS = {"in pairs": 256, "one by one": 128}
 """Rows up to which weights are widened in registers, by how they are: for more, to memory. 64 for
 both is what was measured."""
