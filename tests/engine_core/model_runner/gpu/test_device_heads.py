@@ -25,6 +25,8 @@ from tests.kernels.torch_device_steps import TorchDeviceSteps
 from tests.mtp_heads import PublishedMTP
 
 HYBRID, LATENTS = "qwen3.5", "deepseek-v3, YaRN"
+ONE_STATE = "qwen3.5, attention last, tied, biases"
+"""One of its three layers has a state, of HYBRID's four three: interpreted kernels are slow."""
 
 
 def reference_of(name):
@@ -33,7 +35,7 @@ def reference_of(name):
         reference = eagle_reference("llama")
         config, tensors, load = reference.head, reference.head_tensors, load_eagle_head
     else:
-        cases = qwen_hybrid_cases if name == HYBRID else latent_cases
+        cases = latent_cases if name == LATENTS else qwen_hybrid_cases
         reference = cases.reference_model(name)
         config, load = reference.config.to_dict(), load_mtp_head
         tensors = PublishedMTP(reference).tensors
@@ -113,7 +115,7 @@ def test_greedy_drafts_bring_no_logits_to_the_host(monkeypatch):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["eagle", HYBRID, LATENTS])
+@pytest.mark.parametrize("name", ["eagle", ONE_STATE, LATENTS])
 def test_on_the_real_kernels_drafts_are_the_torch_backends(monkeypatch, name):
     def triton():
         return TritonOperations(TRITON_DEVICE)
@@ -126,7 +128,7 @@ def test_on_the_real_kernels_drafts_are_the_torch_backends(monkeypatch, name):
         runner = runner_of(name, ops, queue=queue, steps=steps)
         loop = DraftedLoop(runner, monkeypatch)
         loop.add("a", [9, 10, 11], SamplingParams(max_tokens=6, temperature=1.0, seed=2))
-        loop.add("b", [12] * 9, SamplingParams(max_tokens=6, temperature=0.0))
+        loop.add("b", [12] * 9, SamplingParams(max_tokens=5, temperature=0.0))
         loop.finish()
         seen.append((loop.tokens, loop.drafts))
     assert seen[0] == seen[1]
