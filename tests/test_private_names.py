@@ -6,8 +6,8 @@ from pathlib import Path
 ROOT = Path(__file__).parent
 MOST = 100
 """Fewer where a public question has come to be; never more."""
-FOREIGN = {"os", "asyncio", "gguf"}
-"""Modules of others, whose names begin as they like."""
+FOREIGN = {"os", "asyncio", "gguf", "interpreter"}
+"""Modules of others, the last Triton's, whose names begin as they like."""
 
 
 def private_reads(path: Path) -> list[str]:
