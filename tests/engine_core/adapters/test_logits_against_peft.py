@@ -35,8 +35,6 @@ from tests.engine_core.models.latent_cases import minicpm3
 from tests.engine_core.models.qwen_hybrid_cases import qwen3_5_moe, qwen3_next
 from tests.native_kernels import native_library_or_skip
 
-peft = pytest.importorskip("peft")
-
 SHAPE = {
     "vocab_size": 131,
     "hidden_size": 36,
@@ -132,6 +130,7 @@ def made(request, tmp_path_factory):
 
 
 def make(config, tmp_path_factory, adapters=ADAPTERS):
+    peft = pytest.importorskip("peft")  # 3 s, which each test process would spend to list its tests
     torch.manual_seed(0)
     base = transformers.AutoModelForCausalLM.from_config(config, attn_implementation="eager")
     base = base.eval()
@@ -355,6 +354,7 @@ def quantised(weights, kind, library):
 @pytest.mark.parametrize("kind", ["int8", "int4", "Q8_0", "Q4_1"])
 def test_on_quantised_weights_an_adapter_is_added_in_float32(kind, tmp_path):
     """PEFT over the dequantised model, whose own products alone have rounded inputs."""
+    peft = pytest.importorskip("peft")
     library = native_library_or_skip()
     torch.manual_seed(0)
     base = transformers.AutoModelForCausalLM.from_config(QUANTISED, attn_implementation="eager")
