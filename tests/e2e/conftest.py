@@ -42,33 +42,52 @@ def smollm2():
     return open_model_files("smollm2-135m-instruct", report=print).path
 
 
-@pytest.fixture(scope="session")
-def read_by_transformers():
-    """Call it with a GGUF file and a class of transformers (AutoModelForCausalLM, AutoTokenizer).
-    gguf looks at hundreds of thousands of tokens one by one, each time, and makes the table of
-    tensors' names for every module: here once, in memory."""
+def reader_of_models():
+    """gguf's reader for those who need a file's tensors and settings: the elements of long arrays,
+    which are of tokenizers, are zeros. gguf looks at hundreds of thousands of them one by one."""
     import gguf
     import numpy as np
 
-    def read(path, kind, **options):
-        in_memory = mock.patch.object(np, "memmap", lambda path, **_: np.fromfile(path, np.uint8))
-        with mock.patch.multiple(gguf, **once), in_memory:
-            return kind.from_pretrained(path.parent, gguf_file=path.name, **options)
+    class ModelReader(gguf.GGUFReader):
+        def _get_field_parts(self, orig_offs, raw_type):
+            kind, count = self._get(orig_offs, np.uint32)[0], self._get(orig_offs + 4, np.uint64)[0]
+            if raw_type != gguf.GGUFValueType.ARRAY or count < 10_000:
+                return super()._get_field_parts(orig_offs, raw_type)
+            size = 12
+            if kind == gguf.GGUFValueType.STRING:
+                data = memoryview(self.data)
+                for _ in range(count):
+                    at = orig_offs + size
+                    size += 8 + int.from_bytes(data[at : at + 8], "little")
+            else:
+                size += int(count) * np.dtype(self.gguf_scalar_to_np[kind]).itemsize
+            types = [gguf.GGUFValueType.ARRAY, gguf.GGUFValueType.UINT8]
+            return size, [np.zeros(1, np.uint8)], [0] * int(count), types
 
-    names = ("GGUFReader", "get_tensor_name_map")
-    once = {name: functools.cache(getattr(gguf, name)) for name in names}
-    return read
+    return ModelReader
 
 
 @pytest.fixture(scope="session")
-def logits_by_transformers(read_by_transformers):
+def logits_by_transformers():
     """Call it with a GGUF file for a function of a prompt and further tokens, tuples of ids: the
     logits of the next token after the prompt and after each of these but the last, in fp32."""
+    import gguf
+    import numpy as np
     import torch
     from transformers import AutoModelForCausalLM
 
+    # gguf reads the file again, and makes the table of tensors' names for every module, each time:
+    # here once, in memory
+    table = gguf.get_tensor_name_map
+    once = {"GGUFReader": reader_of_models(), "get_tensor_name_map": table}
+    once = {name: functools.cache(made) for name, made in once.items()}
+
     def of_file(path):
-        model = read_by_transformers(path, AutoModelForCausalLM, dtype=torch.float32).eval()
+        in_memory = mock.patch.object(np, "memmap", lambda path, **_: np.fromfile(path, np.uint8))
+        with mock.patch.multiple(gguf, **once), in_memory:
+            model = AutoModelForCausalLM.from_pretrained(
+                path.parent, gguf_file=path.name, dtype=torch.float32
+            ).eval()
 
         @functools.cache
         def next_logits(prompt, tokens):

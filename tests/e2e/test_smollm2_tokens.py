@@ -29,20 +29,20 @@ LENGTHS = (*SHORT, 513)
 
 @pytest.fixture(scope="module")
 def reference(smollm2, logits_by_transformers):
-    import torch
-
-    torch.set_num_threads(2)
     return logits_by_transformers(smollm2)
 
 
 @pytest.fixture(scope="module")
-def prompts(smollm2, read_by_transformers):
+def prompts(smollm2):
     """Prompts of real text, of 1 to 513 tokens: this project's licence, from many places."""
-    from transformers import AutoTokenizer
+    from tokenizers import Tokenizer
 
-    tokenizer = read_by_transformers(smollm2, AutoTokenizer)
+    from engine_core.model_files import open_model_files
+
+    files = open_model_files(str(smollm2), report=print)
+    tokenizer = Tokenizer.from_str(files.tokenizer().tokenizer_json.decode())
     text = (Path(__file__).parents[2] / "LICENSE").read_text()
-    token_ids = tokenizer(" ".join(text.split()))["input_ids"]
+    token_ids = tokenizer.encode(" ".join(text.split()), add_special_tokens=False).ids
     return [
         (token_ids + token_ids)[number * 97 : number * 97 + length]
         for number, length in enumerate(LENGTHS)
