@@ -103,7 +103,7 @@ def grouped_quantised_kernel(
     J: tl.constexpr = K * BITS // 8
     IN_BOUNDS: tl.constexpr = N % BLOCK_N == 0 and J % BLOCK_J == 0
     GROUPED: tl.constexpr = GROUP < K
-    ONE_SCALE: tl.constexpr = SCALE_ROWS > 1 and N % BLOCK_N == 0
+    ONE_SCALE: tl.constexpr = SCALE_ROWS > 1 and N % BLOCK_N == 0 and not GATED  # registers
     tile, expert, n, d = tile_of_program(tile_expert_ptr, max_tiles, NUM_N, GROUP_TILES)
     if expert >= 0:
         pair_M, valid_M = pairs_of_tile(tile, sorted_ptr, tile_start_ptr, tile_stop_ptr, BLOCK_M)

@@ -493,6 +493,8 @@ def float8_products() -> Iterator[KernelVariant]:
                 | _pointers(FP32, "scale w_scale")
                 | {"bias_ptr": None, "out_ptr": BF16 if splits == 1 else FP32, "num_rows": rows},
                 constants=constants | {"HAS_BIAS": False},
+                max_spill_bytes=16 if outputs % 128 and rows == 128 else 0,
+                spill_reason="a scale an output of 128, masks of both sides" * (rows == 128),
                 needs_wgmma=True,
                 **launch,
             )
