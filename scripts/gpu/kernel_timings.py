@@ -315,7 +315,7 @@ def product_timings() -> list[TimingGroup]:
     ]
 
 
-def quantised_timings() -> list[TimingGroup]:
+def crossing_timings() -> list[TimingGroup]:
     """Where each kind of weight crosses bf16, and int4 crosses widening: variants in turn."""
     shapes = ((4096, 6144), (4096, 28672), (14336, 4096), (1024, 6144))
     kinds = ("torch linear bf16", "fp8 linear", "fp8 blocks", "int4 groups of 32")
@@ -326,7 +326,7 @@ def quantised_timings() -> list[TimingGroup]:
             title = f"crossing, {kind} {rows} x {inputs} -> {outputs}"
             timings[title] = partial(time_linear, kind, rows, inputs, outputs)
     check = partial(quantised_linear.check, 200, 3072, 4096, num_bits=4, device="cuda")
-    return [TimingGroup("quantised", check, quantised_linear.ROUNDING, timings)]
+    return [TimingGroup("crossings", check, quantised_linear.ROUNDING, timings)]
 
 
 def attention_timings() -> list[TimingGroup]:

@@ -149,7 +149,7 @@ FAMILIES = {
     "hybrids": "scripts.gpu.step_timings:hybrid_timings",
     "quantised": "scripts.gpu.step_timings:quantised_timings",
     "kernels": "scripts.gpu.kernel_timings:all_timings",
-    "quantised products": "scripts.gpu.kernel_timings:quantised_timings",
+    "crossings": "scripts.gpu.kernel_timings:crossing_timings",
     "long": "scripts.gpu.daemon_timings:long_timings",
 }
 """In the order of their worth, should time be up. A process of its own costs each some seconds."""
