@@ -79,8 +79,10 @@ def as_text(found: dict[str, Answer], width: int) -> list[str]:
         said = ", ".join(_said(*fact) for fact in facts.items() if fact[1] not in (None, "", []))
         lines += _wrapped(name, said or "none", width)
     helps = [_wrapped("would_help", line, width) for _, its in found.values() for line in its]
+    num_stops = len(found["versions"][1])  # they are shown, whatever else there is
     for number, its in enumerate(helps):
-        if len(lines) + len(its) > _MOST_LINES - (number < len(helps) - 1):
+        is_full = len(lines) + len(its) > _MOST_LINES - (number < len(helps) - 1)
+        if is_full and number >= num_stops:
             return [*lines, f"and {len(helps) - number} more: engine-core doctor --json"]
         lines += its
     return lines

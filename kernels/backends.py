@@ -141,6 +141,8 @@ def _cpu_operations(
     try:
         library = load_library(threads[0], report, by_node=threads[1])
     except NativeLibraryUnavailable as error:
+        if isinstance(error.__cause__, ValueError):  # a number of threads that is none
+            raise UnsupportedDevice(str(error)) from error
         if float_weights != "float32":
             raise UnsupportedDevice(
                 f"--quantization {float_weights} needs the native CPU kernels: {error}; mend that, "

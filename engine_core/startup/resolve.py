@@ -40,7 +40,7 @@ from engine_core.startup.memory import (
 from engine_core.startup.model import LoadedModel
 from engine_core.startup.multimodal import encoder_bytes, with_encoder_sizes
 from engine_core.startup.runner_spec import RunnerSpec
-from kernels.cpu.threads import choose_threads
+from kernels.cpu.threads import WrongNumberOfThreads, choose_threads
 from kernels.interface.operations import Operations
 
 logger = logging.getLogger(__name__)
@@ -286,7 +286,10 @@ def resolve_config(runner: RunnerSpec, files: ModelFiles, *, address: str) -> En
 
 
 def _threads_reason(options: EngineOptions, ops: Operations) -> str:
-    threads = choose_threads(options.num_threads, by_node=options.numa is not None)
+    try:
+        threads = choose_threads(options.num_threads, by_node=options.numa is not None)
+    except WrongNumberOfThreads as error:
+        raise ConfigurationError(str(error)) from error
     if options.numa is not None and not (ops.device.type == "cpu" and any(threads.node_of_cpu)):
         logger.warning(
             "--numa distribute has no effect: it needs a CPU engine with a thread for each core of "

@@ -16,7 +16,7 @@ from frontend.sampling_params import SamplingParams
 from protocol.known_names import meant_by
 from protocol.presets import Parameters, Preset, all_presets
 
-_NAMES = {"repeat_penalty": "repetition_penalty", "num_predict": "max_tokens"}
+SAMPLING_NAMES = {"repeat_penalty": "repetition_penalty", "num_predict": "max_tokens"}
 _SYSTEM = ("system", "developer")
 
 
@@ -84,7 +84,7 @@ class PresetLLM(AsyncLLM):
 
 
 def _sampling(parameters: Parameters) -> dict[str, Any]:
-    given = {_NAMES.get(name, name): value for name, value in parameters.given().items()}
+    given = {SAMPLING_NAMES.get(name, name): value for name, value in parameters.given().items()}
     given.pop("num_ctx", None)
     if given.get("max_tokens", 1) < 1:
         given["max_tokens"] = None  # as many as there is room for

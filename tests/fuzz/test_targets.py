@@ -1,6 +1,7 @@
 """Each target of `make fuzz` over its valid inputs and a few hundred changed ones, without
 atheris."""
 
+import logging
 import random
 
 import pytest
@@ -10,6 +11,12 @@ from tests.fuzz.run import MODULES
 from tests.fuzz.targets import TARGETS
 
 _CHANGED = {"codec": 2000, "engine": 100, "chat_template": 100}
+
+
+@pytest.fixture(autouse=True)
+def logs_are_heard_again():
+    yield
+    logging.disable(logging.NOTSET)  # a target has silenced all
 
 
 @pytest.mark.parametrize("name", TARGETS)

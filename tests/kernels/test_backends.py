@@ -69,6 +69,13 @@ def test_native_threads_are_as_many_as_asked_for_and_no_more_than_there_are(nati
     assert select_operations("cpu", num_threads=10_000).num_threads == most
 
 
+def test_a_wrong_number_of_threads_is_refused(native_kernels, monkeypatch):
+    """Torch instead would be slow, and the reason a line in the log."""
+    monkeypatch.setenv("ENGINE_CORE_NATIVE_THREADS", "many")
+    with pytest.raises(UnsupportedDevice, match="ENGINE_CORE_NATIVE_THREADS is 'many'"):
+        select_operations("cpu", num_threads=9_999)
+
+
 def test_without_native_kernels_a_cpu_has_torch_and_one_line_says_why(no_native_kernels):
     lines = []
     assert select_operations("cpu", report=lines.append).name == "torch-cpu"

@@ -37,6 +37,7 @@ from frontend.http.served_models import (
 from frontend.http.settings import ServerSettings
 from frontend.http.tools.stream import format_of_template
 from frontend.inputs.fim import fim_format
+from frontend.presets.llm import SAMPLING_NAMES
 from frontend.reasoning_formats import REASONING_FORMATS, reasoning_name_of_template
 from frontend.text.tokenizer import Tokenizer
 from protocol.known_names import meant_by
@@ -174,7 +175,9 @@ async def show(request: Request, asked: bodies.ModelRequest) -> Response:
         preset = msgspec.structs.replace(model.preset, from_=of, adapter=adapter)
     parameters = [] if preset is None else parameter_lines(preset.parameters)
     own = {line.split()[0] for line in parameters}
-    parameters += [f"{k} {v:g}" for k, v in info.default_sampling.items() if k not in own]
+    words = {name: word for word, name in SAMPLING_NAMES.items()}
+    defaults = {words.get(name, name): value for name, value in info.default_sampling.items()}
+    parameters += [f"{name} {value:g}" for name, value in defaults.items() if name not in own]
     model_info: dict[str, Any] = {
         "general.architecture": family,
         "general.basename": info.name,
