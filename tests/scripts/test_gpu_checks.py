@@ -9,7 +9,7 @@ import torch
 
 from scripts.gpu import checks, clocks
 from scripts.gpu.runs import named_runs
-from scripts.gpu.timing import FAMILIES, load_family
+from scripts.gpu.timing import FAMILIES, ROWS_VARIABLE, load_family
 
 pytestmark = pytest.mark.slow
 
@@ -70,8 +70,16 @@ def test_checks_tell_what_failed_and_what_was_cut_off(tmp_path, monkeypatch):
     path.write_text(TESTS)
 
     class Process(subprocess.Popen):
+        def __init__(self, *args, env, **options):
+            super().__init__(*args, env=env, **options)
+            self.rows = Path(env[ROWS_VARIABLE])
+
+        def is_told_of_all_before(self):  # a row comes a moment after its test
+            last = "test_of_a_broken_fixture"
+            return (tmp_path / "hangs").exists() and f'{last}", "state' in self.rows.read_text()
+
         def wait(self, timeout=None):
-            while timeout is not None and not (tmp_path / "hangs").exists():
+            while timeout is not None and not self.is_told_of_all_before():
                 if self.poll() is not None:
                     return self.returncode
                 time.sleep(0.05)
