@@ -12,7 +12,7 @@ from engine_core.errors import ConfigurationError, StartupError
 from engine_core.model_commands import Json, print_line, with_one_error
 from protocol.modelfile import modelfile as modelfile_of
 from protocol.modelfile import read_modelfile
-from protocol.presets import Parameters, Preset, find_preset, write_preset
+from protocol.presets import SAMPLING_NAMES, Parameters, Preset, find_preset, write_preset
 
 if TYPE_CHECKING:
     from engine_core.model_files.interface import ModelFiles
@@ -159,7 +159,7 @@ def _takes_images(files: "ModelFiles") -> bool:
 
 def _recommended(files: "ModelFiles") -> Preset:
     """The template and sampling that its authors recommend."""
-    names = {"repetition_penalty": "repeat_penalty"}
+    names = {name: word for word, name in SAMPLING_NAMES.items()}
     given = {names.get(name, name): value for name, value in files.generation_config.items()}
     known = {"temperature", "top_k", "top_p", "min_p", "repeat_penalty"} & given.keys()
     tokenizer = files.tokenizer()

@@ -58,6 +58,10 @@ class LlamaSamplers(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     """Their order."""
 
 
+SAMPLING_NAMES = {"repeat_penalty": "repetition_penalty", "num_predict": "max_tokens"}
+"""The engine's names of parameters that have others in Modelfiles."""
+
+
 class Parameters(LlamaSamplers, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
     """Sampling by Ollama's names. None: the model's own default. Whole numbers may come as 3.0."""
 

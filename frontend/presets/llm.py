@@ -14,9 +14,8 @@ from frontend.outputs import RequestOutput
 from frontend.request_options import LoRARequest, adapter_of
 from frontend.sampling_params import SamplingParams
 from protocol.known_names import meant_by
-from protocol.presets import Parameters, Preset, all_presets
+from protocol.presets import SAMPLING_NAMES, Parameters, Preset, all_presets
 
-SAMPLING_NAMES = {"repeat_penalty": "repetition_penalty", "num_predict": "max_tokens"}
 _SYSTEM = ("system", "developer")
 
 

@@ -37,13 +37,12 @@ from frontend.http.served_models import (
 from frontend.http.settings import ServerSettings
 from frontend.http.tools.stream import format_of_template
 from frontend.inputs.fim import fim_format
-from frontend.presets.llm import SAMPLING_NAMES
 from frontend.reasoning_formats import REASONING_FORMATS, reasoning_name_of_template
 from frontend.text.tokenizer import Tokenizer
 from protocol.known_names import meant_by
 from protocol.modelfile import modelfile, parameter_lines
 from protocol.outputs import ModelInfo
-from protocol.presets import model_of
+from protocol.presets import SAMPLING_NAMES, model_of
 
 _VERSION = "0.13.0"
 """The version of Ollama whose API this is. Clients compare it."""

@@ -32,7 +32,7 @@ from frontend.http.responses.input_items import conversation_of, with_one_system
 from frontend.http.responses.reasoning import reasoning_of, without_old_reasoning
 from frontend.http.responses.server_tools import ServerTools
 from frontend.http.responses.store import StoredResponse
-from frontend.http.responses.stored import owner_of, runs_of, store_of, stored_response
+from frontend.http.responses.stored import runs_of, store_of, stored_response
 from frontend.http.responses.tools import OfferedTools
 from frontend.http.responses.truncation import Outputs, fitted
 from frontend.http.responses.writer import ResponseWriter, item_id
@@ -117,10 +117,10 @@ async def create_response(request: Request, asked: bodies.ResponsesRequest) -> R
             kept = b",".join(map(_encoded_item, [*items, *response.output]))
             encoded = msgspec.json.encode(response)
             stored = StoredResponse(encoded, b"[" + kept + b"]", num_before, events)
-            await store_of(request).put(response.id, owner_of(request), stored)
+            await store_of(request).put(response.id, exchange_of(request).owner, stored)
 
     if asked.background:
-        run = BackgroundRun(owner_of(request), writer, keep, streams=bool(asked.stream))
+        run = BackgroundRun(exchange_of(request).owner, writer, keep, streams=bool(asked.stream))
         queued = msgspec.json.encode(response)
         runs_of(request).start(run, answering.begun_events(outputs), exchange)
         if asked.stream:
@@ -172,7 +172,7 @@ def _check(request: Request, asked: bodies.ResponsesRequest) -> None:
             raise ApiError(400, what, param="background")
         key = exchange_of(request).key
         most = None if key is None else key.max_concurrent_requests
-        runs_of(request).check(owner_of(request), most)
+        runs_of(request).check(exchange_of(request).owner, most)
 
 
 async def _conversation(
@@ -189,7 +189,7 @@ async def _conversation(
     for item in asked.input:
         kept = None
         if item.type == "item_reference" and item.id is not None:
-            kept = await store_of(request).item(item.id, owner_of(request))
+            kept = await store_of(request).item(item.id, exchange_of(request).owner)
         items.append(item if kept is None else msgspec.json.decode(kept, type=bodies.InputItem))
     if not items:
         raise ApiError(400, "input is empty; give at least one message", param="input")

@@ -17,12 +17,6 @@ from frontend.http.responses.store import ResponseStore, StoredResponse
 _MEDIA_TYPE = "application/json"
 
 
-def owner_of(request: Request) -> str | None:
-    """None without keys: then all callers are one."""
-    exchange = exchange_of(request)
-    return None if exchange.key is None else exchange.caller
-
-
 def store_of(request: Request) -> ResponseStore:
     found: ResponseStore = request.app.state.responses
     return found
@@ -41,7 +35,7 @@ async def stored_response(request: Request, response_id: str, status: int = 404)
     Raises:
         ApiError: it is not kept.
     """
-    stored = await store_of(request).get(response_id, owner_of(request))
+    stored = await store_of(request).get(response_id, exchange_of(request).owner)
     if stored is None:
         raise ApiError(
             status,
@@ -76,7 +70,7 @@ async def get_response(request: Request) -> Response:
     background and was asked for as a stream: those after the one of number `starting_after`."""
     query = _query(request, "stream", "starting_after", "include", "include_obfuscation")
     response_id = request.path_params["response_id"]
-    run = runs_of(request).get(response_id, owner_of(request))
+    run = runs_of(request).get(response_id, exchange_of(request).owner)
     stored = await stored_response(request, response_id) if run is None else None
     if query.get("stream") not in ("true", "True", "1"):
         body = msgspec.json.encode(run.writer.response) if run else stored and stored.response
@@ -93,7 +87,7 @@ async def get_response(request: Request) -> Response:
 @operation("DELETE", "/v1/responses/{response_id}", gives=bodies.DeletedResponse)
 async def delete_response(request: Request) -> Response:
     """Forget a response; one that runs is cancelled."""
-    response_id, owner = request.path_params["response_id"], owner_of(request)
+    response_id, owner = request.path_params["response_id"], exchange_of(request).owner
     if (run := runs_of(request).get(response_id, owner)) is not None:
         await run.cancel()
     await stored_response(request, response_id)
@@ -105,7 +99,7 @@ async def delete_response(request: Request) -> Response:
 async def cancel_response(request: Request) -> Response:
     """End a response that runs in the background; of one that is over nothing changes."""
     response_id = request.path_params["response_id"]
-    if (run := runs_of(request).get(response_id, owner_of(request))) is not None:
+    if (run := runs_of(request).get(response_id, exchange_of(request).owner)) is not None:
         await run.cancel()
     stored = await stored_response(request, response_id)
     if not msgspec.json.decode(stored.response)["background"]:
