@@ -54,7 +54,7 @@ logger = logging.getLogger(__name__)
 
 
 class EngineCore:
-    """Serves until its lifecycle ends. See docs/architecture.md for a request's way through it.
+    """Serves until its lifecycle ends. docs/internals/architecture.md follows a request through it.
 
     Args:
         parts: the features of this engine, in the order in which they see requests and steps. The

@@ -26,7 +26,7 @@ _INSTEAD = {
     "ls": "`engine-core list`",
     "start": "`engine-core serve MODEL`",
     "run-batch": "`engine-core batch FILE`",
-    "bench": "scripts/load_test.py of the sources measures a server (docs/load_tests.md)",
+    "bench": "scripts/load_test.py of the sources measures a server (docs/guides/load_tests.md)",
     "push": "models are fetched, never sent",
 }  # fmt: skip
 

@@ -45,11 +45,11 @@ class AsyncLLM(PoolingCalls):
             nothing during a step; the end of its process or machine is noticed much sooner.
         seed: of the seeds drawn for requests that have none; default: unpredictable.
         keys: the file made by `engine-core keys add`, for an engine that listens on TCP with keys.
-        structured_outputs_config: vLLM's, see docs/structured_output.md.
+        structured_outputs_config: vLLM's, see docs/guides/structured_output.md.
         allowed_local_media_path: a folder; prompts may name files below it as images and sounds.
         allow_media_url: hosts; prompts may have images and sounds by http(s) URLs of these; see
-            docs/multimodal.md.
-        routing_policy: of several engines, which one gets a request; see docs/router.md.
+            docs/guides/multimodal.md.
+        routing_policy: of several engines, which one gets a request; see docs/guides/router.md.
         engine_options: none; `launch` takes them.
     """
 
@@ -79,7 +79,7 @@ class AsyncLLM(PoolingCalls):
             adapter: the name of one of the engine's adapters; `lora_request`: vLLM's way to say it,
                 which also loads one that the engine does not know.
             session_id: requests with the same one are best served by the same one of several
-                engines; see docs/router.md.
+                engines; see docs/guides/router.md.
 
         Raises:
             InvalidInput: the prompt or the parameters cannot be served, or `request_id` is in use.

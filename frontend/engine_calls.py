@@ -59,7 +59,7 @@ class EngineCalls(abc.ABC):
         times a second, and forgets a client that has not asked for 2 s. One call at a time.
 
         Of requests of others it shows no more than that they are there to a client that may not
-        list them (docs/security.md)."""
+        list them (docs/guides/security.md)."""
         call = calls.WatchScheduler(after_step_id=after_step_id)
         return await self._call(call, calls.SchedulerSnapshot)
 

@@ -34,11 +34,11 @@ class LLM(BlockingClient):
         seed: of the seeds drawn for requests that have none.
         startup_timeout_s: for an engine started here to get ready.
         reconnect_timeout_s: for a lost engine at `address` to come back.
-        structured_outputs_config: vLLM's, see docs/structured_output.md.
+        structured_outputs_config: vLLM's, see docs/guides/structured_output.md.
         allowed_local_media_path, allow_media_url: see `AsyncLLM`.
-        engine_options: those of `engine-core` with underscores (docs/daemon.md), also by vLLM's
-            names. vLLM's other engine arguments are accepted as long as they ask for nothing, such
-            as `task="auto"`, and refused by name otherwise. With `data_parallel_size` so many
+        engine_options: those of `engine-core` with underscores (docs/guides/daemon.md), also by
+            vLLM's names. Its other engine arguments are accepted as long as they ask for nothing,
+            such as `task="auto"`, and refused by name otherwise. With `data_parallel_size` so many
             engines share the machine.
 
     Raises:

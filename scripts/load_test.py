@@ -8,7 +8,7 @@ throughput, several values of either for a sweep:
     python scripts/load_test.py compare before.json after.json
 
 A table goes to stderr; one JSON document to the file, or to stdout unless that is a terminal. Exit
-code 0, 1 if a request failed, 2 for wrong options, 130 after Ctrl-C. docs/load_tests.md says more.
+code 0, 1 if a request failed, 2 for wrong options, 130 after Ctrl-C. See docs/guides/load_tests.md
 """
 
 import dataclasses

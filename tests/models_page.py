@@ -1,4 +1,4 @@
-"""Writes docs/models.md from the files of the families: `python tests/models_page.py`."""
+"""Writes docs/reference/models.md from the files of the families: `python tests/models_page.py`."""
 
 import importlib
 import pkgutil
@@ -8,8 +8,9 @@ from pathlib import Path
 from engine_core.models import text_part
 from engine_core.models.families import dense, encoders, experts, hybrids
 
-PAGE = Path(__file__).parents[1] / "docs" / "models.md"
-_NOT_RUN = "[untried](gpu.md#layers-with-a-state)"
+PAGE = Path(__file__).parents[1] / "docs/reference/models.md"
+_NOT_RUN = "[untried](../guides/gpu.md#layers-with-a-state)"
+_LATENTS = "[untried](../guides/gpu.md#latents)"
 _GPU = {
     "dense": "yes",
     "experts": "yes",
@@ -17,9 +18,7 @@ _GPU = {
     "encoders": "untried",
     **dict.fromkeys(("mpnet", "deberta", "t5"), "no: a learned bias"),
     **dict.fromkeys(("deepseek_v32", "kimi_linear"), "no"),
-    **dict.fromkeys(
-        ("minicpm3", "deepseek_v2", "deepseek_v3", "mistral4"), "[untried](gpu.md#latents)"
-    ),
+    **dict.fromkeys(("minicpm3", "deepseek_v2", "deepseek_v3", "mistral4"), _LATENTS),
     **dict.fromkeys(("cohere2", "ernie4_5", "exaone4", "gemma2", "gemma3n", "gemma4"), "untried"),
     **dict.fromkeys(("olmo3", "seed_oss", "starcoder2", "hunyuan", "hunyuan_moe"), "untried"),
     **dict.fromkeys(("ernie4_5_moe", "glm4", "nemotron"), "untried"),
@@ -33,15 +32,15 @@ random model is compared with transformers in `tests/engine_core/models`. An ada
 device that a family does not take is refused at start, by name.
 
 The text of a checkpoint with images or sounds is read whatever the wrapper; the encoders that run
-are in [multimodal.md](multimodal.md). Texts that a config.json does not name are known of:
+are in [multimodal.md](../guides/multimodal.md). Known of texts that a config.json does not name:
 """
 _REST = """
 ## Everything else
 Other decoder-only models of transformers run through its modelling code over this engine's paged
 attention (OPT, GPT-2, Phi, Falcon, Apertus, Laguna, MiMo-V2-Flash, LongCat-Flash ...); slower,
-without ranks, untried on a GPU. Encoder-decoders: [encoder_decoder.md](encoder_decoder.md). Refused
-by name: Mamba-1 (Jamba), attention in chunks (Llama 4), texts that transformers has
-only within another model (Step 3.5).
+without ranks, untried on a GPU. Encoder-decoders:
+[encoder_decoder.md](../guides/encoder_decoder.md). Refused by name: Mamba-1 (Jamba), attention in
+chunks (Llama 4), texts that transformers has only within another model (Step 3.5).
 """
 
 

@@ -1,4 +1,4 @@
-"""docs/models.md is what the families' files say, and each family is compared with transformers."""
+"""docs/reference/models.md is what families' files say; each is compared with transformers."""
 
 import pytest
 

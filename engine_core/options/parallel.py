@@ -36,7 +36,8 @@ def _check_data_parallel(parallel: ParallelOptions) -> None:
         raise ConfigurationError(
             f"--data-parallel-size is {size}, and this command starts one engine; use "
             f"engine-client serve MODEL --data-parallel-size {size}, or start so many, each with "
-            "--data-parallel-rank and a --bind of its own (docs/parallel.md), or engine-core on-ray"
+            "--data-parallel-rank and a --bind of its own (docs/guides/parallel.md), or "
+            "engine-core on-ray"
         )
     if rank is not None and rank >= size:
         raise ConfigurationError(

@@ -163,7 +163,7 @@ class ZmqTransport:
             logger.warning(
                 "%s IS OPEN TO THE NETWORK (--insecure): whoever reaches this port can use this "
                 "engine and read what its clients send and get; there are no keys and no "
-                "encryption. Use --keys instead: docs/security.md",
+                "encryption. Use --keys instead: docs/guides/security.md",
                 self.address,
             )
         self._poller.register(self._socket, zmq.POLLIN)

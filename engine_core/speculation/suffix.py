@@ -1,7 +1,7 @@
 """Drafts from the sequence itself and from earlier outputs of its scope, by the longest suffix.
 
 A. Saxena, C. Jiang et al. (SuffixDecoding, arXiv:2411.04975): the longer the match, the more tokens
-are proposed. An index of pairs stands for their tree and finds as much (docs/speculation.md)."""
+are proposed. An index of pairs stands for their tree, as good: docs/guides/speculation.md."""
 
 import itertools
 from array import array

@@ -30,7 +30,7 @@ _CONTROLLER_ENVIRONMENT = {"RAY_SERVE_PROXY_READY_CHECK_TIMEOUT_S": "60"}
 
 def on_ray(
     file: Annotated[
-        Path, Parameter(show=True, help="The deployment, a TOML file; see docs/cluster.md.")
+        Path, Parameter(show=True, help="The deployment, a TOML file; see docs/guides/cluster.md.")
     ],
     /,
     *,

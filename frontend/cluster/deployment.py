@@ -145,7 +145,7 @@ class HttpDeployment(msgspec.Struct, forbid_unknown_fields=True, frozen=True, kw
     resources: dict[str, _Positive] = msgspec.field(default_factory=_one_cpu)
     """Resources of each replica of the server."""
     routing_policy: RoutingPolicy = "cache-aware"
-    """The rule by which an engine is chosen for a request; docs/router.md."""
+    """The rule by which an engine is chosen for a request; docs/guides/router.md."""
     reconnect_timeout_s: _Positive = 600.0
     """For a stream whose engine is lost: until another one has its place."""
 
@@ -187,7 +187,7 @@ def deployment_of(tables: dict[str, Any]) -> Deployment:
         http, server = _http(_underscored(file.http))
         _check_models(file.models)
     except (msgspec.ValidationError, AttributeError, TypeError) as error:
-        raise ConfigurationError(f"{error}; see docs/cluster.md") from None
+        raise ConfigurationError(f"{error}; see docs/guides/cluster.md") from None
     except InvalidInput as error:
         raise ConfigurationError(str(error)) from None
     return Deployment(tuple(file.models), http, server)

@@ -39,7 +39,7 @@ class ServerSettings:
     """Answer only requests with this key; may be repeated. Others can read a command line: the
     variable VLLM_API_KEY and --api-key-file keep it from them."""
     api_key_file: Path | None = None
-    """A TOML or JSON file of keys with names and limits; see docs/http.md."""
+    """A TOML or JSON file of keys with names and limits; see docs/guides/http.md."""
     insecure: Annotated[bool, Parameter(negative="")] = False
     """Let a network reach the server without keys."""
     ssl_certfile: Path | None = None
@@ -71,7 +71,7 @@ class ServerSettings:
     show."""
     mcp: Annotated[tuple[str, ...], Parameter(negative="")] = ()
     """NAME=COMMAND or NAME=URL: a server of tools (MCP) that callers may have called; may be
-    repeated. Needs the extra `mcp`; see docs/mcp.md."""
+    repeated. Needs the extra `mcp`; see docs/guides/mcp.md."""
     mcp_timeout: float = 60.0
     """Seconds for a call of such a tool."""
     list_parsers: Annotated[bool, Parameter(negative="")] = False

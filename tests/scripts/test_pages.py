@@ -17,7 +17,7 @@ OF_DEVICES = (
 
 def test_every_option_is_on_its_page():
     of_scheduling = [f.name.replace("_", "-") for f in dataclasses.fields(SchedulingOptions)]
-    for name, options in (("gpu.md", OF_DEVICES), ("scheduling.md", of_scheduling)):
+    for name, options in (("guides/gpu.md", OF_DEVICES), ("concepts/scheduling.md", of_scheduling)):
         page = (DOCS / name).read_text()
         assert not [each for each in options if not re.search(f"--(no-)?{each}", page)]
 
@@ -25,6 +25,6 @@ def test_every_option_is_on_its_page():
 def test_the_defaults_on_a_gpu_are_those_in_force():
     import torch
 
-    page = (DOCS / "gpu.md").read_text()
+    page = (DOCS / "guides/gpu.md").read_text()
     for option, value in dataclasses.asdict(defaults_of(torch.device("cuda"))).items():
         assert f"| `--{option.replace('_', '-')}` | {value} |" in page

@@ -166,7 +166,7 @@ def test_every_stage_of_a_request_can_be_seen_from_outside():
 def test_the_tuning_advice_is_written_down():
     """How many sequences, what prefix caching needs, what a heap costs; that it costs so little is
     proven by test_scenarios_cost.py. Proves S235."""
-    path = Path(__file__).parents[3] / "docs" / "scheduling.md"
+    path = Path(__file__).parents[3] / "docs/concepts/scheduling.md"
     tuning = path.read_text().split("## Tuning")[1].split("\n## ")[0]
     for advice in ("--max-num-seqs", "Prefix caching", "heap", "O(log n)", "O(1)"):
         assert advice in tuning

@@ -90,7 +90,7 @@ def test_a_path_is_served_under_its_last_part(read, model, name):
     ("text", "said"),
     [
         ("", "length >= 1 - at `$.models`"),
-        ("models = 3", "see docs/cluster.md"),
+        ("models = 3", "see docs/guides/cluster.md"),
         ("[[models]]\nname = 'x'", "missing required field `model`"),
         ("[[models]]\nmodel = 'x'\nreplicas = 2", "unknown field `replicas`"),
         (f"{SMALL}min_replicas = -1", ">= 0 - at `$.models[0].min_replicas`"),
