@@ -90,7 +90,7 @@ test: static  ## everything, with real models
 test-all: test  ## and more random draws, and what takes minutes or needs Debian packages or Ray
 	$(PYTEST_PARALLEL) --hypothesis-profile=thorough -m 'not slow and $(WITHOUT)' \
 		$(shell grep -rlE 'hypothesis|tests.profiles' tests --include='test_*.py')
-	$(PIP) install --progress-bar off -q -e '.[browser,cluster]'
+	$(PIP) install --progress-bar off -q -e '.[browser,cluster,deployment]'
 	$(BIN)/python -m pytest -q -m 'packages or ray or extended' tests
 	$(BIN)/python -m tests.fuzz.server.run --time 60
 

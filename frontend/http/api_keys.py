@@ -2,6 +2,7 @@
 
 import hashlib
 import hmac
+import os
 import stat
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -88,11 +89,12 @@ def read_key_file(path: Path) -> list[ApiKey]:
 
     Raises:
         InvalidInput: it cannot be read or is not of that form; or it has keys, not only their
-            hashes, and others may read it.
+            hashes, and others may read it. A group may read a file of root's, as Kubernetes
+            gives a secret to the group of a pod that is not root.
     """
     decode = msgspec.toml.decode if path.suffix == ".toml" else msgspec.json.decode
     try:
-        mode = stat.S_IMODE(path.stat().st_mode)
+        status = path.stat()
         entries = decode(path.read_bytes(), type=_KeyFile).keys
     except OSError as error:
         raise InvalidInput(f"--api-key-file: cannot read {path}: {error.strerror}") from None
@@ -101,12 +103,14 @@ def read_key_file(path: Path) -> list[ApiKey]:
     except ValueError:  # the text of the error may hold a part of the file
         kind = "TOML" if path.suffix == ".toml" else "JSON"
         raise InvalidInput(f"--api-key-file: {path} is not valid {kind}") from None
+    mode = stat.S_IMODE(status.st_mode)
+    of_others = 0o037 if status.st_uid == 0 and os.geteuid() != 0 else 0o077
     for entry in entries:
         if (entry.key is None) == (entry.sha256 is None):
             raise InvalidInput(
                 f"--api-key-file: {path}: {entry.name!r} must have either key or sha256"
             )
-        if entry.key is not None and mode & 0o077:
+        if entry.key is not None and mode & of_others:
             raise InvalidInput(
                 f"--api-key-file: {path} holds keys, and others may read it (mode {mode:o}); "
                 f"chmod 600 {path}, or put hashes (sha256) there"

@@ -4,9 +4,12 @@ import contextlib
 import hashlib
 import json
 import logging
+import os
+import stat
 import time
 from concurrent.futures import ThreadPoolExecutor
 from datetime import datetime
+from pathlib import Path
 from types import SimpleNamespace
 
 import httpx
@@ -115,6 +118,28 @@ def test_a_toml_file_of_keys_is_read(tmp_path):
 def test_a_file_of_keys_that_cannot_be_used_is_refused(tmp_path, entry, mode, words):
     with pytest.raises(InvalidInput, match=words):
         read_key_file(key_file(tmp_path, entry, mode=mode))
+
+
+@pytest.mark.parametrize(
+    ("mode", "owner", "user", "is_read"),
+    [
+        (0o440, 0, 10001, True),  # as Kubernetes mounts a secret for a pod with an fsGroup
+        (0o400, 0, 10001, True),
+        (0o460, 0, 10001, False),
+        (0o444, 0, 10001, False),
+        (0o440, 10001, 10001, False),
+        (0o440, 0, 0, False),
+    ],
+)
+def test_a_group_may_read_keys_only_in_a_file_of_roots(
+    tmp_path, monkeypatch, mode, owner, user, is_read
+):
+    file = key_file(tmp_path, {"name": "a", "key": "k"}, mode=mode)
+    of_file = SimpleNamespace(st_mode=stat.S_IFREG | mode, st_uid=owner)
+    monkeypatch.setattr(Path, "stat", lambda _self: of_file)
+    monkeypatch.setattr(os, "geteuid", lambda: user)
+    with contextlib.nullcontext() if is_read else pytest.raises(InvalidInput, match="chmod 600"):
+        assert read_key_file(file)[0].name == "a"
 
 
 def test_a_caller_owns_what_it_and_its_users_sent():
