@@ -9,8 +9,8 @@ from engine_core.models import text_part
 from engine_core.models.families import dense, encoders, experts, hybrids
 
 PAGE = Path(__file__).parents[1] / "docs/reference/models.md"
-_NOT_RUN = "[untried](../guides/gpu.md#layers-with-a-state)"
-_LATENTS = "[untried](../guides/gpu.md#latents)"
+_NOT_RUN = "[untried](../internals/gpu.md#layers-with-a-state)"
+_LATENTS = "[untried](../internals/gpu.md#latents)"
 _GPU = {
     "dense": "yes",
     "experts": "yes",

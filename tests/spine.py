@@ -1,4 +1,4 @@
-"""The spine in docs/internals/architecture.md: files to read first, and what they import."""
+"""The spine in docs/internals/spine.md: files to read first, and what they import."""
 
 import ast
 import sys
@@ -51,14 +51,14 @@ def _defining(module: str | None, name: str) -> Path | None:
 
 def main() -> int:
     """Prints the counts. Returns 1 if a file is missing, or a count above its limit."""
-    files = spine((ROOT / "docs/internals/architecture.md").read_text())
+    files = spine((ROOT / "docs/internals/spine.md").read_text())
     missing = [file for file in files if not file.is_file()]
     there = [file for file in files if file.is_file()]
     num_lines = sum(len(file.read_text().splitlines()) for file in there)
     outside = {other for file in there for other in imported(file)} - {*there}
     print(f"spine: {len(files)} files, {num_lines} lines, {len(outside)} other files imported")
     for file in missing:
-        print(f"docs/internals/architecture.md lists {file.relative_to(ROOT)}, which is not there")
+        print(f"docs/internals/spine.md lists {file.relative_to(ROOT)}, which is not there")
     counts = (len(files), num_lines, len(outside))
     limits = (MOST_FILES, MOST_LINES, MOST_IMPORTED)
     if too_many := [pair for pair in zip(counts, limits, strict=True) if pair[0] > pair[1]]:

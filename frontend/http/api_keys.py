@@ -99,7 +99,9 @@ def read_key_file(path: Path) -> list[ApiKey]:
     except OSError as error:
         raise InvalidInput(f"--api-key-file: cannot read {path}: {error.strerror}") from None
     except msgspec.ValidationError as error:
-        raise InvalidInput(f"--api-key-file: {path}: {error}; see docs/guides/http.md") from None
+        raise InvalidInput(
+            f"--api-key-file: {path}: {error}; see docs/guides/http_limits.md"
+        ) from None
     except ValueError:  # the text of the error may hold a part of the file
         kind = "TOML" if path.suffix == ".toml" else "JSON"
         raise InvalidInput(f"--api-key-file: {path} is not valid {kind}") from None

@@ -39,7 +39,7 @@ class ServerSettings:
     """Answer only requests with this key; may be repeated. Others can read a command line: the
     variable VLLM_API_KEY and --api-key-file keep it from them."""
     api_key_file: Path | None = None
-    """A TOML or JSON file of keys with names and limits; see docs/guides/http.md."""
+    """A TOML or JSON file of keys with names and limits; see docs/guides/http_limits.md."""
     insecure: Annotated[bool, Parameter(negative="")] = False
     """Let a network reach the server without keys."""
     ssl_certfile: Path | None = None

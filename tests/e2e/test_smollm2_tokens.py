@@ -117,7 +117,7 @@ def test_each_alone(reference, daemon, prompts, together):
 
 
 def test_loglikelihoods_through_llm_are_those_of_transformers(reference, daemon, prompts):
-    """Of texts behind a context, and whether they are greedy, as docs/guides/client.md says for
+    """Of texts behind a context, and whether they are greedy, as docs/guides/evaluation.md says for
     lm-eval; each context's own best token among them."""
     contexts = [prompt[: len(prompt) // 2] for prompt in prompts[2:6]]
     texts = [prompt[len(prompt) // 2 :] for prompt in prompts[2:6]]

@@ -114,7 +114,7 @@ async def _form(request: Request) -> tuple[TranscriptionRequest, bytes]:
         return msgspec.convert(fields, TranscriptionRequest, strict=False), data
     except msgspec.ValidationError as error:
         what = str(error).replace("Object contains unknown field", "not supported is the field")
-        raise ApiError(400, f"{what}; /openapi.json and docs/guides/http.md list what is") from None
+        raise ApiError(400, f"{what}; /openapi.json lists what is") from None
 
 
 # ---------------------------------------------------------------------- what the model hears
