@@ -25,7 +25,7 @@ unexport PYTHONDONTWRITEBYTECODE
 export REQUIRE_NATIVE_KERNELS ?= 1
 
 .DEFAULT_GOAL := help
-.PHONY: help gpu install install-dev model demo audit test test-all test-emulated check static lint types imports requirements unit simulate-faults fuzz fuzz-server chaos soak bench clean
+.PHONY: help gpu install install-dev model demo audit test test-all test-emulated check static lint types imports requirements unit docs docs-serve simulate-faults fuzz fuzz-server chaos soak bench clean
 
 help:  ## this list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/' | expand -t 14
@@ -43,6 +43,10 @@ $(VENV)/.installed: pyproject.toml
 $(VENV)/.installed-dev: $(VENV)/.installed
 	@echo "== what the tests need"
 	$(PIP) install --progress-bar off -e '.[dev]'
+	@touch $@
+
+$(VENV)/.installed-docs: $(VENV)/.installed
+	$(PIP) install --progress-bar off -e '.[docs]'
 	@touch $@
 
 $(VENV)/.installed-fuzz: $(VENV)/.installed-dev
@@ -90,13 +94,19 @@ test: static  ## everything, with real models
 test-all: test  ## and more random draws, and what takes minutes or needs Debian packages or Ray
 	$(PYTEST_PARALLEL) --hypothesis-profile=thorough -m 'not slow and $(WITHOUT)' \
 		$(shell grep -rlE 'hypothesis|tests.profiles' tests --include='test_*.py')
-	$(PIP) install --progress-bar off -q -e '.[browser,cluster,deployment]'
+	$(PIP) install --progress-bar off -q -e '.[browser,cluster,deployment,docs]'
 	$(BIN)/python -m pytest -q -m 'packages or ray or extended' tests
 	$(BIN)/python -m tests.fuzz.server.run --time 60
 
 test-emulated: install-dev  ## AVX-512 and AMX kernels on a machine that has AVX2 alone; needs Debian's libsimde-dev
 	CXX=$(CURDIR)/tests/kernels/cpu/emulated_avx512/compiler ENGINE_CORE_NATIVE_CACHE=$(CURDIR)/build/emulated \
 		$(PYTEST_PARALLEL) tests/kernels/cpu
+
+docs: $(VENV)/.installed-docs  ## the documentation as a site, in build/docs/site
+	$(BIN)/python scripts/docs_site.py
+
+docs-serve: $(VENV)/.installed-docs  ## and served at http://localhost:8000
+	$(BIN)/python scripts/docs_site.py serve
 
 simulate-faults: install-dev  ## 100,000 simulated schedules of faults; goes on where it stopped
 	$(BIN)/python -m tests.simulation.campaign

@@ -1,0 +1,1 @@
+"""Pages of the reference, made from the code when the site is built: they cannot be wrong."""
