@@ -41,6 +41,9 @@ attention (OPT, GPT-2, Phi, Falcon, Apertus, Laguna, MiMo-V2-Flash, LongCat-Flas
 without ranks, untried on a GPU. Encoder-decoders:
 [encoder_decoder.md](../guides/encoder_decoder.md). Refused by name: Mamba-1 (Jamba), attention in
 chunks (Llama 4), texts that transformers has only within another model (Step 3.5).
+
+Next: [files and names](../guides/model_files.md), [images and sounds](../guides/multimodal.md),
+[embeddings](../guides/pooling.md).
 """
 
 

@@ -1,4 +1,4 @@
-"""The pages of the project: links lead somewhere, raw figures belong to a page, tables fit."""
+"""The pages of the project: links lead somewhere, raw figures belong to a page, all is readable."""
 
 import re
 from functools import cache
@@ -11,6 +11,9 @@ from scripts.docs_site import REFERENCE
 ROOT = Path(__file__).parents[1]
 PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").glob("**/*.md")])
 NAMES = [page.relative_to(ROOT).as_posix() for page in PAGES]
+SHORT = [page for page in PAGES if page.name != "README.md"]
+READ = ("start", "guides", "concepts", "reference", "internals")
+IN_FOLDERS = sorted(page for page in PAGES if page.parent.name in READ)
 FOLDERS = ("engine_core", "frontend", "kernels", "protocol", "scripts", "tests")
 MADE = {ROOT / "docs/reference" / f"{name}.md" for name in REFERENCE}
 _CODE = re.compile(r"^```.*?^```|`[^`\n]+`", re.MULTILINE | re.DOTALL)
@@ -71,5 +74,31 @@ def test_every_raw_figure_belongs_to_a_page():
     assert not {name for name in raw if f"benchmarks/{name}" not in named}
 
 
-def test_the_page_of_figures_is_short():
-    assert len((ROOT / "docs" / "benchmarks.md").read_text().splitlines()) <= 250
+def blocks_of(page: Path) -> list[str]:
+    """Headings, paragraphs, items of lists, tables, codes (emptied) of a page, in order."""
+    text = re.sub(r"(?ms)^ *```.*?^ *```", "\n```\n", page.read_text())
+    text = re.sub(r"(?m)^#.*$", r"\n\g<0>\n", text)
+    blocks = re.split(r"\n\s*\n|\n(?=\s*(?:-|\d+\.) )", text)
+    return [block.strip() for block in blocks if block.strip()]
+
+
+@pytest.mark.parametrize("page", IN_FOLDERS, ids=[page.name for page in IN_FOLDERS])
+def test_a_page_begins_with_what_it_is_for_and_ends_with_what_is_next(page):
+    title, purpose, *_, last = blocks_of(page)
+    assert title.startswith("# ")
+    assert re.match(r"[A-Z`*]", purpose) and len(purpose.split()) <= 90, "a sentence or two"
+    assert re.match(r"Next: \[.+\]\(.+\)", last)
+
+
+@pytest.mark.parametrize("page", SHORT, ids=[page.name for page in SHORT])
+def test_a_page_is_short_and_has_no_paragraph_that_is_a_wall(page):
+    assert len(page.read_text().splitlines()) <= 250
+    blocks = [block for block in blocks_of(page) if not block.startswith("|")]
+    long = {" ".join(block.split()[:6]): len(block.split()) for block in blocks}
+    assert not {begin: words for begin, words in long.items() if words > 90}
+
+
+@pytest.mark.parametrize("page", PAGES, ids=NAMES)
+def test_a_table_has_headings(page):
+    heads = re.findall(r"(?m)^(\|.*\|)\n\|[-:| ]+\|$", page.read_text())
+    assert not [head for head in heads if head.strip("| ") == ""]
