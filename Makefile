@@ -25,7 +25,7 @@ unexport PYTHONDONTWRITEBYTECODE
 export REQUIRE_NATIVE_KERNELS ?= 1
 
 .DEFAULT_GOAL := help
-.PHONY: help gpu install install-dev model demo audit test test-all test-emulated check static lint types imports requirements unit docs docs-serve simulate-faults fuzz fuzz-server chaos soak bench clean
+.PHONY: help gpu install install-dev model demo audit test test-all test-emulated check static lint types imports requirements unit docs docs-serve simulate-faults fuzz fuzz-server chaos soak bench wheel clean
 
 help:  ## this list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/' | expand -t 14
@@ -129,6 +129,10 @@ gpu: install-dev  ## on a GPU: checks of the tree and eight steps in three minut
 soak: install-dev  ## does anything grow in an hour? SOAK_TIME=3600 seconds; build/soak.json and .svg
 	@mkdir -p build
 	$(BIN)/python -m tests.chaos.soak --time $(SOAK_TIME) --json build/soak.json --picture build/soak.svg
+
+wheel: install  ## dist/: a wheel with the native kernels inside, and one for any processor
+	@$(PIP) install --progress-bar off -q -e '.[wheel]'
+	$(BIN)/python scripts/wheel.py
 
 # exit code 3: there is no network, or no pip-audit; the script has said so
 audit: install  ## known vulnerabilities (needs a network); licences of the dependencies

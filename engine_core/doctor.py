@@ -197,16 +197,23 @@ def _kernels() -> Answer:
     facts: dict[str, Any] = {"kind": "native", "compiler": native.find_compiler() or "none"}
     facts["built"] = False
     try:
-        place = native.library_place(native.cache_folder())
-        if not native.is_whole(place) and os.environ.get(native.SWITCH_VARIABLE) != "0":
-            return facts, ["the first start builds the native kernels: engine-core pull NAME"]
+        is_off = os.environ.get(native.SWITCH_VARIABLE) == "0"
+        if not is_off and native.find_prebuilt() is None:
+            place = native.library_place(native.cache_folder())
+            if not native.is_whole(place):
+                return facts, ["the first start builds the native kernels: engine-core pull NAME"]
         library = native.load_library()
     except (native.NativeLibraryUnavailable, WrongNumberOfThreads) as error:
         why = f"torch runs models, slower than native kernels would: {error}"
         return facts | {"kind": "torch"}, [why]
-    facts |= {"built": True, "instruction_set": library.isa}
+    facts |= {"built": True, "by": _builder(library.path), "instruction_set": library.isa}
     facts |= {"best_instruction_set": library.machine_isa, "has_bfloat16": library.has_bfloat16}
     return facts, []
+
+
+def _builder(library: Path) -> str:
+    is_prebuilt = library == native.find_prebuilt()
+    return "the wheel" if is_prebuilt else "this machine's compiler"
 
 
 def _folder(folder: Path) -> Answer:

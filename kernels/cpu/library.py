@@ -1,4 +1,5 @@
-"""The native library: found in the user's cache, or built there from `src/` when first used.
+"""The native library: found in the wheel or in the user's cache, or built there from `src/` when
+first used.
 
 A binary is named by hashes of sources, flags and the compiler's version, and ends in its own
 digest. Processes that start at once build once (a lock on a file). Loads no torch."""
@@ -36,6 +37,8 @@ AVX2_VNNI = "avx2_vnni"
 ISA_NAMES = ("portable", "avx2", "avx512", "avx512_bf16", "amx", "amx_emulated")
 
 _SOURCES = Path(__file__).parent / "src"
+_PREBUILT = Path(__file__).parent / "prebuilt"
+"""What `make wheel` puts into a wheel for one processor. A source tree has none."""
 _FLAGS = ("-std=c++17", "-O3", "-fPIC", "-fvisibility=hidden", "-ffp-contract=off", "-pthread")
 _LINK_FLAGS = ("-shared", "-pthread")
 _BUILD_LIMIT_S = 600
@@ -62,6 +65,7 @@ class NativeLibrary:
     """The loaded library.
 
     Attributes:
+        path: of the file.
         build: tells sources, flags and compiler from others.
         num_threads: what an operation may use, the caller's included.
         memory: where packed weights lie.
@@ -69,13 +73,13 @@ class NativeLibrary:
 
     def __init__(self, path: Path, threads: Threads) -> None:
         self._functions: dict[str, NativeFunction] = {}
-        self.build = path.stem
+        self.path, self.build = path, path.stem
         self.memory = WEIGHT_MEMORY
         try:
             self._dll = ctypes.CDLL(str(path))
         except OSError as error:
             raise NativeLibraryUnavailable(
-                f"{path} does not load ({error}); remove it to have it built again"
+                f"{path} does not load ({error}); remove it to have another built"
             ) from error
         start = self.function("ec_pool_start", INT, POINTER, POINTER, INT)
         num_cpus = len(threads.place_of_cpu)
@@ -146,7 +150,8 @@ def load_library(
     *,
     by_node: bool = False,
 ) -> NativeLibrary:
-    """The library of this process; built if the cache has none, which takes seconds.
+    """The library of this process: the wheel's (`find_prebuilt`), or the cache's, built if it has
+    none, which takes seconds.
     Raises NativeLibraryUnavailable: switched off by ENGINE_CORE_NATIVE=0, no compiler and nothing
     built before, or the compiler has failed.
 
@@ -162,7 +167,21 @@ def load_library(
         threads = choose_threads(num_threads, by_node=by_node)
     except WrongNumberOfThreads as error:
         raise NativeLibraryUnavailable(str(error)) from error
+    if prebuilt := find_prebuilt():
+        try:
+            return NativeLibrary(prebuilt, threads)
+        except NativeLibraryUnavailable as error:  # an old libc, or code may not be run from there
+            report(str(error))
     return NativeLibrary(build_library(cache_folder(), report=report), threads)
+
+
+def find_prebuilt(folder: Path = _PREBUILT, sources: Path = _SOURCES) -> Path | None:
+    """The shared object that came in the wheel; None: there is none, it is of other sources or
+    damaged, or ENGINE_CORE_NATIVE=build asks for one of this machine's compiler."""
+    if os.environ.get(SWITCH_VARIABLE) == "build" or not folder.is_dir():
+        return None
+    # whoever installed the wheel wrote this file, too
+    return _find_built(folder, library_name(sources), owner=Path(__file__).stat().st_uid)
 
 
 def build_library(
@@ -224,12 +243,11 @@ def build_library(
 def library_place(cache: Path, sources: Path = _SOURCES, extra_flags: Sequence[str] = ()) -> Path:
     """Where in `cache` the shared object for `sources` is, or will be when it is built.
     Raises NativeLibraryUnavailable: no compiler and nothing built before, or a folder of others."""
-    flags, headers, texts = _inputs(sources, extra_flags)
-    name = _digest(flags, headers, *(path.name.encode() + text for path, text in texts.items()))
+    name = library_name(sources, extra_flags)
     compiler = find_compiler()
     _check_folder(cache)
     if compiler is None:
-        for built in filter(is_whole, sorted(cache.glob(f"{name}-*.so"))):
+        if built := _find_built(cache, name):
             return built
         raise NativeLibraryUnavailable(
             "no C++ compiler (looked for $CXX, g++, clang++ and c++): install g++ for the native "
@@ -239,6 +257,17 @@ def library_place(cache: Path, sources: Path = _SOURCES, extra_flags: Sequence[s
     return cache / f"{name}-{_digest(version.encode())}.so"
 
 
+def library_name(sources: Path = _SOURCES, extra_flags: Sequence[str] = ()) -> str:
+    """How the names of shared objects of these sources begin; a compiler's digest follows."""
+    flags, headers, texts = _inputs(sources, extra_flags)
+    return _digest(flags, headers, *(path.name.encode() + text for path, text in texts.items()))
+
+
+def _find_built(folder: Path, name: str, owner: int = 0) -> Path | None:
+    built = sorted(folder.glob(f"{name}-*.so"))
+    return next((each for each in built if is_whole(each, owner)), None)
+
+
 def _inputs(sources: Path, extra_flags: Sequence[str]) -> tuple[bytes, bytes, dict[Path, bytes]]:
     """Flags and headers, and the text of each file to compile."""
     flags = " ".join((*_FLAGS, *_LINK_FLAGS, *extra_flags, platform.machine())).encode()
@@ -246,9 +275,10 @@ def _inputs(sources: Path, extra_flags: Sequence[str]) -> tuple[bytes, bytes, di
     return flags, headers, {path: path.read_bytes() for path in sorted(sources.glob("*.cpp"))}
 
 
-def is_whole(library: Path) -> bool:
-    """Whether it is there, as it was written. Loading half a file ends the process by SIGBUS."""
-    if not _is_ours(library):
+def is_whole(library: Path, owner: int = 0) -> bool:
+    """Whether it is there, as this user, root or `owner` wrote it. Loading half a file ends the
+    process by SIGBUS."""
+    if not _is_ours(library, owner):
         return False
     try:
         content = library.read_bytes()
@@ -257,13 +287,13 @@ def is_whole(library: Path) -> bool:
     return hashlib.sha256(content[:-_DIGEST_BYTES]).digest() == content[-_DIGEST_BYTES:]
 
 
-def _is_ours(path: Path) -> bool:
-    """Whether it is a file that this user or root wrote: its code is run."""
+def _is_ours(path: Path, owner: int = 0) -> bool:
+    """Whether it is a file that this user, root or `owner` wrote: its code is run."""
     try:
         status = path.lstat()
     except OSError:
         return False
-    return stat.S_ISREG(status.st_mode) and status.st_uid in (os.getuid(), 0)
+    return stat.S_ISREG(status.st_mode) and status.st_uid in (os.getuid(), 0, owner)
 
 
 def _check_folder(cache: Path) -> None:

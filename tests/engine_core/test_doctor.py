@@ -22,7 +22,7 @@ def quiet(monkeypatch, tmp_path):
     """Of the variables and caches of who runs the tests nothing is seen."""
     for name in ("OMP_NUM_THREADS", "ENGINE_CORE_NATIVE_THREADS", "ENGINE_CORE_NATIVE"):
         monkeypatch.delenv(name, raising=False)
-    library = SimpleNamespace(isa="avx2", machine_isa="avx2", has_bfloat16=False)
+    library = SimpleNamespace(isa="avx2", machine_isa="avx2", has_bfloat16=False, path=None)
     monkeypatch.setattr(native, "load_library", lambda: library)  # no other pool for other tests
     for name in ("HF_TOKEN", "OPENAI_API_KEY"):
         monkeypatch.setenv(name, "hidden-word")

@@ -11,7 +11,13 @@ import numpy as np
 import pytest
 
 from kernels.cpu import library as native
-from kernels.cpu.library import NativeLibrary, NativeLibraryUnavailable, build_library
+from kernels.cpu.library import (
+    NativeLibrary,
+    NativeLibraryUnavailable,
+    build_library,
+    find_prebuilt,
+    library_name,
+)
 
 SOURCE = """#include "answer.h"
 extern "C" __attribute__((visibility("default"))) int answer() { return ANSWER; }
@@ -369,3 +375,53 @@ def test_a_damaged_library_is_built_again(tmp_path: Path, sources: Path, num_byt
     assert build_library(cache, sources) == built
     assert built.read_bytes() == whole
     assert answer(built) == 41
+
+
+@pytest.fixture
+def prebuilt(tmp_path: Path, sources: Path) -> Path:
+    """As a wheel holds it."""
+    folder = tmp_path / "prebuilt"
+    folder.mkdir()
+    built = build_library(tmp_path / "cache", sources)
+    return built.rename(folder / f"{library_name(sources)}-wheel.so")
+
+
+@pytest.mark.usefixtures("library")
+def test_what_the_wheel_brings_is_found_by_its_sources(
+    prebuilt: Path, sources: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert find_prebuilt(prebuilt.parent, sources) == prebuilt
+    monkeypatch.setenv("ENGINE_CORE_NATIVE", "build")
+    assert find_prebuilt(prebuilt.parent, sources) is None
+    monkeypatch.delenv("ENGINE_CORE_NATIVE")
+    assert find_prebuilt(prebuilt.parent / "none", sources) is None
+    (sources / "answer.h").write_text("#define ANSWER 42\n")
+    assert find_prebuilt(prebuilt.parent, sources) is None
+
+
+@pytest.mark.usefixtures("library")
+def test_a_damaged_library_of_the_wheel_is_not_loaded(prebuilt: Path, sources: Path) -> None:
+    prebuilt.write_bytes(prebuilt.read_bytes()[:-1])
+    assert find_prebuilt(prebuilt.parent, sources) is None
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="only root can make files of others")
+@pytest.mark.usefixtures("library")
+def test_a_library_of_the_wheel_is_of_who_installed_it_or_not_loaded(
+    prebuilt: Path, sources: Path
+) -> None:
+    os.chown(prebuilt, 12_345, 12_345)
+    assert find_prebuilt(prebuilt.parent, sources) is None
+
+
+@pytest.mark.usefixtures("library")
+def test_where_the_wheels_library_does_not_load_one_is_built(
+    tmp_path: Path, library: NativeLibrary, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As on a system whose libc is older, or where no code is run from its folder."""
+    other = tmp_path / "other.so"
+    other.write_bytes(b"for another system")
+    monkeypatch.setattr(native, "find_prebuilt", lambda: other)
+    lines: list[str] = []
+    assert native.load_library.__wrapped__(report=lines.append).path == library.path
+    assert "other.so does not load" in lines[0]
