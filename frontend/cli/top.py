@@ -17,11 +17,16 @@ from frontend.cli.options import DaemonOptions
 from protocol.explanations import RequestInfo
 
 _PREFILL, _DECODE, _CACHED = "dark_orange", "green3", "deep_sky_blue3"
+_STATES = {"running": "green3", "waiting": "yellow3"}
+_PREEMPTED = "bold red3"
+"""Of a request in any other state."""
+_ID_CHARS = 13
+"""Of a longer id both ends are shown; the explanation has all of it."""
 
 _COLUMNS: dict[str, Callable[[RequestInfo], Any]] = {
     "status": lambda info: info.status,
     "progress": lambda info: info.num_output_tokens / (info.max_tokens * info.num_sequences),
-    "tok/s": lambda info: 0.0,
+    "tokens/s": lambda info: 0.0,
     "prompt": lambda info: info.num_prompt_tokens,
     "age s": lambda info: info.age_s or 0.0,
     "tenant": lambda info: info.tenant or "",
@@ -99,7 +104,7 @@ class TopApp(App[None]):
         offset, wanted = table.scroll_offset, self.query_one(Input).value.lower()
         rows = [
             {name: value(info) for name, value in _COLUMNS.items()}
-            | {"tok/s": engine.token_rates.get(info.request_id, 0.0), "info": info}
+            | {"tokens/s": engine.token_rates.get(info.request_id, 0.0), "info": info}
             for info in engine.unfinished.requests
             if wanted in f"{info.request_id} {info.tenant} {info.status} {info.why}".lower()
         ]
@@ -147,7 +152,7 @@ class TopApp(App[None]):
         text.append(f"{_shown(mean('num_decode_tokens', 'uptime_s'), ',.0f')} decode; prefix hits ")
         ever = now.num_cached_prompt_tokens / max(1, now.num_prompt_tokens)
         hits = mean("num_cached_prompt_tokens", "num_prompt_tokens")
-        text.append(f"{_shown(hits, '.0%')}, {ever:.0%} since the start\nblocks    ")
+        text.append(f"{_shown(hits, '.0%')}, {ever:.0%} since the start\nKV blocks ")
         used, cached, whole = now.num_blocks_in_use, now.num_blocks_cached, now.num_blocks
         _append_bar(text, width, {_DECODE: used, _CACHED: cached}, whole)
         text.append(
@@ -210,7 +215,10 @@ def _cell(name: str, row: dict[str, Any]) -> Text:
         _append_bar(text, 8, {_DECODE: info.num_output_tokens}, most)
         return text.append(f"{info.num_output_tokens:,}/{most:,}")
     if isinstance(value, str):
-        return Text("".join(each if each.isprintable() else "?" for each in value))
+        shown = "".join(each if each.isprintable() else "?" for each in value)
+        if name == "id" and len(shown) > _ID_CHARS:
+            shown = f"{shown[: _ID_CHARS // 2]}\u2026{shown[-(_ID_CHARS // 2) :]}"
+        return Text(shown, _STATES.get(value, _PREEMPTED) if name == "status" else "")
     return Text(f"{value:,.1f}" if isinstance(value, float) else f"{value:,}", justify="right")
 
 

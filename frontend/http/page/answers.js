@@ -1,7 +1,10 @@
-// The answers that are being written, at most one a conversation. Each goes on while another conversation is shown.
-import { ApiError, chat } from "./api.js";
+// The answers that are being written, at most one a conversation. Each goes on while another conversation is shown, and
+// on the server while the page is away.
+import { ApiError, forget, respond, resume } from "./api.js";
+import { append, path } from "./conversation.js";
 
 const MOST_ROUNDS = 16; // of calls, of one question
+const MOST_TRIES = 5; // to reach the server again
 
 export class Answers {
   // `grew(conversation, status)` is called after each part, with a status that is new; `ended(conversation, text, isBad)`
@@ -16,16 +19,13 @@ export class Answers {
     return this.running.get(conversation)?.status;
   }
 
-  stop(conversation, why = "stopped") {
-    this.running.get(conversation)?.controller.abort(why);
+  stop(conversation) {
+    this.running.get(conversation)?.controller.abort();
   }
 
-  leave() {
-    for (const conversation of this.running.keys()) this.stop(conversation, "left");
-  }
-
-  // `next` appends a message to the conversation, and returns it with its request: one, and one more after each round of calls.
-  async write(conversation, next, key) {
+  // Appends the answer, and one more after each round of calls. `request(messages)` is their request. A message of
+  // the conversation that the server still writes may be given: it is read on.
+  async write(conversation, model, request, key, resumed = null) {
     const mine = { controller: new AbortController(), status: "" };
     const { signal } = mine.controller;
     this.running.set(conversation, mine);
@@ -33,54 +33,97 @@ export class Answers {
       mine.status = status ?? mine.status;
       this.grew(conversation, status);
     };
-    let message;
+    let message = resumed;
     let result = ["The answer is complete.", false];
     try {
       for (let round = 0; ; round++) {
-        let request;
-        [message, request] = next();
+        const body = message ? null : request(path(conversation));
+        message ??= append(conversation, { role: "assistant", model, content: "", reasoning: "" });
         tell("Waiting for the first token.");
-        await this.stream(message, request, key, signal, tell);
-        if (message.finish !== "tool_calls") break;
+        await this.stream(message, body, key, signal, tell);
+        if (!message.calls) break;
         if (round === MOST_ROUNDS) throw new ApiError(`After ${MOST_ROUNDS} rounds of calls the model wants more; ask it to go on`);
-        for (const call of message.calls) await this.tools.run(conversation, call, key, signal, tell);
+        for (const call of message.calls) if (!call.state) await this.tools.run(conversation, call, key, signal, tell);
+        message = null;
       }
     } catch (error) {
+      if (message.response) forget(message.response, key);
+      delete message.response;
       if (signal.aborted) {
-        message.finish = signal.reason;
+        message.finish = "stopped";
         result = ["Stopped.", false];
+      } else if (resumed && error.status === 404) {
+        message.finish = "left"; // the server has dropped it, or was started anew
+        result = ["", false];
       } else {
         message.error = error instanceof ApiError ? error.message : `The server cannot be reached: ${error.message}`;
         result = ["The answer failed.", true];
       }
     }
-    message.finish ??= "ended";
     this.running.delete(conversation);
     this.ended(conversation, ...result);
   }
 
-  // Fills the message.
-  async stream(message, request, key, signal, tell) {
-    const started = performance.now();
-    let usage = null;
-    try {
-      for await (const part of chat(request, key, signal)) {
-        const isFirst = (part.text || part.reasoning || part.calls.length) && message.ttft_ms === undefined;
-        if (isFirst) message.ttft_ms = performance.now() - started;
-        message.content += part.text;
-        message.reasoning += part.reasoning;
-        for (const { index, id, function: called } of part.calls) {
-          message.calls ??= [];
-          message.calls[index] ??= { id, name: called.name, arguments: "" };
-          message.calls[index].arguments += called.arguments ?? "";
+  // Fills the message. A connection that is lost is made again.
+  async stream(message, body, key, signal, tell) {
+    const started = message.response ? null : performance.now(); // null: before this page was
+    let parts = message.response ? resume(message.response, key) : respond(body, key);
+    for (let tries = 0; !message.finish; ) {
+      try {
+        for await (const part of until(signal, parts, message, key)) {
+          tries = 0;
+          fill(message, part, started, tell);
         }
-        message.finish = part.finish ?? message.finish;
-        usage = part.usage ?? usage;
-        tell(isFirst ? "Answering." : null);
+        message.finish ??= "stopped"; // elsewhere
+      } catch (error) {
+        if (error instanceof ApiError || signal.aborted || !message.response || ++tries > MOST_TRIES) throw error;
+        tell("The server cannot be reached. Trying again.");
+        await new Promise((resolve) => setTimeout(resolve, 1000 * tries));
+        parts = resume(message.response, key);
       }
-    } finally {
-      const seconds = (performance.now() - started - (message.ttft_ms ?? 0)) / 1000;
-      if (usage?.completion_tokens > 1) message.tokens_per_s = (usage.completion_tokens - 1) / seconds;
+    }
+    forget(message.response, key);
+    delete message.response;
+  }
+}
+
+// Its parts until the signal aborts; then the server ends the answer, also one whose id is not known yet.
+async function* until(signal, parts, message, key) {
+  const aborted = new Promise((_, reject) => signal.addEventListener("abort", () => reject(signal.reason), { once: true }));
+  aborted.catch(() => null);
+  for (;;) {
+    const next = parts.next();
+    try {
+      signal.throwIfAborted();
+      const { value, done } = await Promise.race([next, aborted]);
+      if (done) return;
+      yield value;
+    } catch (error) {
+      if (signal.aborted) {
+        const known = message.response;
+        delete message.response;
+        if (known) forget(known, key);
+        next.then(({ value }) => !known && value?.id && forget(value, key)).catch(() => null);
+      }
+      throw error;
     }
   }
+}
+
+function fill(message, { number, id, text, reasoning, call, finish, usage }, started, tell) {
+  const isFirst = started !== null && message.ttft_ms === undefined && (text || reasoning || call);
+  if (isFirst) message.ttft_ms = performance.now() - started;
+  message.content += text ?? "";
+  message.reasoning += reasoning ?? "";
+  if (call) (message.calls ??= []).push(call);
+  if (id) message.response = { id };
+  message.response.number = number;
+  if (usage) {
+    const { input_tokens, output_tokens } = usage;
+    message.num_tokens = input_tokens + output_tokens;
+    const seconds = (performance.now() - started - message.ttft_ms) / 1000;
+    if (output_tokens > 1 && started !== null) message.tokens_per_s = (output_tokens - 1) / seconds;
+  }
+  message.finish = finish ?? message.finish;
+  tell(isFirst ? "Answering." : null);
 }

@@ -1,5 +1,10 @@
 // The server's API, as any other client uses it.
-export class ApiError extends Error {}
+export class ApiError extends Error {
+  constructor(message, status = null) {
+    super(message);
+    this.status = status;
+  }
+}
 
 function headers(key) {
   return key ? { authorization: `Bearer ${key}` } : {};
@@ -8,7 +13,7 @@ function headers(key) {
 async function checked(response) {
   if (response.ok) return response;
   const body = await response.json().catch(() => null);
-  throw new ApiError(body?.error?.message ?? `the server answers ${response.status} ${response.statusText}`);
+  throw new ApiError(body?.error?.message ?? body?.error ?? `the server answers ${response.status} ${response.statusText}`, response.status);
 }
 
 async function post(path, body, key, signal) {
@@ -37,8 +42,7 @@ export async function takesPictures(model, key) {
   return (await shown.json()).capabilities.includes("vision");
 }
 
-// Yields the objects of a stream of server-sent events.
-async function* events(response) {
+async function* lines(response, end) {
   const decoder = new TextDecoder();
   let rest = "";
   const reader = response.body.getReader();
@@ -46,29 +50,56 @@ async function* events(response) {
     const { value, done } = await reader.read();
     if (done) return;
     rest += decoder.decode(value, { stream: true });
-    const parts = rest.split("\n\n");
-    rest = parts.pop();
-    for (const part of parts) {
-      const data = part.split("\n").filter((line) => line.startsWith("data:")).map((line) => line.slice(5).trim()).join("\n");
-      if (data === "[DONE]") return;
-      if (data) yield JSON.parse(data);
-    }
+    const whole = rest.split(end);
+    rest = whole.pop();
+    yield* whole.filter(Boolean);
   }
 }
 
-// Yields {text, reasoning, calls, finish, usage} as they come.
-export async function* chat(body, key, signal) {
-  const response = await post("v1/chat/completions", { ...body, stream: true, stream_options: { include_usage: true } }, key, signal);
+// Yields the objects of a stream of server-sent events.
+async function* events(response) {
+  for await (const part of lines(response, "\n\n")) {
+    const data = part.split("\n").filter((line) => line.startsWith("data:")).map((line) => line.slice(5).trim()).join("\n");
+    if (data === "[DONE]") return;
+    if (data) yield JSON.parse(data);
+  }
+}
+
+// Answers go on when the page is left: the server keeps their events until `forget`.
+export async function* respond(body, key) {
+  yield* parts(await post("v1/responses", { ...body, background: true, stream: true }, key));
+}
+
+export async function* resume({ id, number }, key) {
+  yield* parts(await checked(await fetch(`v1/responses/${id}?stream=true&starting_after=${number}`, { headers: headers(key) })));
+}
+
+// Ends it, too, if it is still written.
+export function forget({ id }, key) {
+  return fetch(`v1/responses/${id}`, { method: "DELETE", headers: headers(key), keepalive: true }).catch(() => null);
+}
+
+const TEXTS = { "response.output_text.delta": "text", "response.reasoning_text.delta": "reasoning" };
+
+// Yields {number}, each with one of: id, text, reasoning, call, finish with usage.
+async function* parts(response) {
   for await (const event of events(response)) {
-    if (event.error) throw new ApiError(event.error.message);
-    const choice = event.choices[0];
-    yield {
-      text: choice?.delta.content ?? "",
-      reasoning: choice?.delta.reasoning ?? choice?.delta.reasoning_content ?? "",
-      calls: choice?.delta.tool_calls ?? [],
-      finish: choice?.finish_reason,
-      usage: event.usage,
-    };
+    const { type, sequence_number: number, delta, item, response: whole } = event;
+    if (event.error || type === "response.failed") throw new ApiError((event.error ?? whole.error).message);
+    if (type === "response.created") yield { number, id: whole.id };
+    else if (TEXTS[type]) yield { number, [TEXTS[type]]: delta };
+    else if (type === "response.output_item.done" && item.type === "function_call") yield { number, call: { id: item.call_id, name: item.name, arguments: item.arguments } };
+    else if (type === "response.completed") yield { number, finish: "ended", usage: whole.usage };
+    else if (type === "response.incomplete") yield { number, finish: whole.incomplete_details.reason, usage: whole.usage };
+  }
+}
+
+// Yields what the server says while it fetches a model: {status, total, completed}.
+export async function* pull(model, key) {
+  for await (const line of lines(await post("api/pull", { model }, key), "\n")) {
+    const told = JSON.parse(line);
+    if (told.error) throw new ApiError(told.error.message ?? told.error);
+    yield told;
   }
 }
 

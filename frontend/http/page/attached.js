@@ -1,8 +1,12 @@
-// Pictures of the next message: chosen, pasted or dropped. A large one is scaled down in the browser, so that
-// conversations fit where it keeps them.
+// Pictures and text files of the next message: chosen, pasted or dropped. A large picture is scaled down in the browser,
+// so that conversations fit where it keeps them.
+import { element } from "./element.js";
+
 const MOST_BYTES = 400_000;
-const LONGEST = 1280;
+const LONGEST = 1280; // pixels
 const KEPT = ["image/png", "image/jpeg", "image/webp"];
+const MOST_CHARACTERS = 200_000;
+const MOST_FILES = 20;
 
 function asUrl(file) {
   return new Promise((resolve, reject) => {
@@ -27,45 +31,74 @@ export async function pictureUrl(file) {
   return canvas.toDataURL("image/jpeg", 0.9);
 }
 
+const counted = (count) => count.toLocaleString("en");
+
+// Throws an Error that says why it cannot be attached.
+async function read(file, takesPictures) {
+  const name = file.name || "The file";
+  if (file.type.startsWith("image/")) {
+    if (!takesPictures) throw new Error(`${name} is a picture, and this model takes none.`);
+    const url = await pictureUrl(file).catch(() => null);
+    if (!url) throw new Error(`${name} is no picture that this browser can read.`);
+    return { url };
+  }
+  const isPdf = file.type === "application/pdf" || (await file.slice(0, 5).text()) === "%PDF-";
+  if (isPdf) throw new Error(`${name} is a PDF, which models cannot read. Save it as text, or paste the part that matters.`);
+  const tooLong = (size) => new Error(`${name} has ${size}, the limit is ${counted(MOST_CHARACTERS)} characters. Attach a part of it.`);
+  if (file.size > 4 * MOST_CHARACTERS) throw tooLong(`${counted(file.size)} bytes`);
+  let text;
+  try {
+    text = new TextDecoder("utf-8", { fatal: true }).decode(await file.arrayBuffer());
+  } catch {
+    // no UTF-8
+  }
+  if (text === undefined || text.includes("\0")) throw new Error(`${name} is neither text in UTF-8 nor a picture.`);
+  if (text.length > MOST_CHARACTERS) throw tooLong(`${counted(text.length)} characters`);
+  return { name, text };
+}
+
 export class Attached {
-  // `list` shows them; `say` tells what went wrong.
-  constructor(list, say) {
-    this.urls = [];
-    this.list = list;
-    this.say = say;
+  // `list` shows them; `say` tells what went wrong; `takesPictures()` of the model.
+  constructor(list, say, takesPictures) {
+    this.all = []; // {url} or {name, text}
+    Object.assign(this, { list, say, takesPictures });
   }
 
   async add(files) {
+    this.say("");
     for (const file of files) {
       try {
-        this.urls.push(await pictureUrl(file));
-        this.say("");
-      } catch {
-        this.say(`${file.name || "The file"} is no picture that this browser can read.`, true);
+        if (this.all.length === MOST_FILES) throw new Error(`A message has at most ${MOST_FILES} files; ${file.name} is left out.`);
+        this.all.push(await read(file, this.takesPictures()));
+      } catch (error) {
+        this.say(error.message, true);
       }
     }
     this.show();
   }
 
-  set(urls) {
-    this.urls = [...urls];
+  set({ images = [], files = [] } = {}) {
+    this.all = [...images.map((url) => ({ url })), ...files];
     this.show();
   }
 
+  // Fields of a message.
   take() {
-    const taken = this.urls;
-    this.set([]);
-    return taken;
+    const images = this.all.filter(({ url }) => url).map(({ url }) => url);
+    const files = this.all.filter(({ url }) => !url);
+    this.set();
+    return { ...(images.length && { images }), ...(files.length && { files }) };
   }
 
   show() {
-    const items = this.urls.map((url, index) => {
-      const name = `Picture ${index + 1}`;
-      const button = Object.assign(document.createElement("button"), { type: "button", textContent: "×", ariaLabel: `Remove ${name}` });
-      button.onclick = () => this.set(this.urls.filter((_, other) => other !== index));
-      const item = document.createElement("li");
-      item.append(thumbnail(url, name), button);
-      return item;
+    const items = this.all.map((each, index) => {
+      const name = each.name ?? `Picture ${index + 1}`;
+      const button = element("button", { type: "button", textContent: "×", ariaLabel: `Remove ${name}` });
+      button.onclick = () => {
+        this.all.splice(index, 1);
+        this.show();
+      };
+      return element("li", {}, each.url ? thumbnail(each.url, name) : element("span", { className: "file", textContent: name }), button);
     });
     this.list.replaceChildren(...items);
     this.list.hidden = !items.length;
@@ -73,12 +106,14 @@ export class Attached {
 }
 
 export function thumbnail(url, name) {
-  return Object.assign(document.createElement("img"), { src: url, alt: name, className: "thumbnail" });
+  return element("img", { src: url, alt: name, className: "thumbnail" });
 }
 
-// A message as the API takes it.
-export function content(message) {
-  if (!message.images?.length) return message.content;
-  const parts = message.images.map((url) => ({ type: "image_url", image_url: { url } }));
-  return message.content ? [...parts, { type: "text", text: message.content }] : parts;
+// What came with a message.
+export function attachments({ images = [], files = [] }) {
+  const texts = files.map(({ name, text }) => {
+    const summary = element("summary", { textContent: `${name} (${counted(text.length)} characters)` });
+    return element("details", { className: "file" }, summary, element("pre", { textContent: text, tabIndex: 0 }));
+  });
+  return [...images.map((url, index) => thumbnail(url, `Picture ${index + 1}`)), ...texts];
 }

@@ -49,7 +49,8 @@ export function tokensOf(step) {
   return step.num_decode_tokens + step.prefill_chunks.reduce((sum, [, tokens]) => sum + tokens, 0);
 }
 
-export function drawSteps(canvas, steps, ordinalOf) {
+// `marked` is the number of a step.
+export function drawSteps(canvas, steps, ordinalOf, marked) {
   const [pen, width] = prepared(canvas, STEPS_HEIGHT);
   const most = Math.max(8, ...steps.map(tokensOf));
   const budget = steps.at(-1)?.token_budget ?? 0;
@@ -91,6 +92,10 @@ export function drawSteps(canvas, steps, ordinalOf) {
     if (step.num_decode_tokens) piece(step.num_decode_tokens, themed("--decode"));
     for (const [request, tokens] of step.prefill_chunks)
       piece(tokens, request ? requestColour(ordinalOf(request)) : themed("--others"), request && requestStripe(ordinalOf(request)));
+    if (step.step_id === marked) {
+      pen.strokeStyle = themed("--text");
+      pen.strokeRect(x - 0.5, TOP, thick + 1, BOTTOM - TOP);
+    }
     if (step.num_preempted) {
       pen.fillStyle = themed("--bad");
       pen.beginPath();
@@ -140,49 +145,68 @@ export function cellsOf(blocks) {
   return Array.from(levels, (level, index) => ({ owner: bytes[2 * index] | (bytes[2 * index + 1] << 8), level: level / 255 }));
 }
 
-function columns(canvas, numCells) {
-  const width = canvas.clientWidth;
-  const wanted = Math.sqrt((width * 150) / Math.max(1, numCells));
-  const count = Math.ceil(width / Math.min(28, Math.max(5, wanted)));
+const BLOCKS_HEIGHT = 168;
+const MOST_SIZE = 28; // pixels of a square
+const NUMBERED = 15; // from here on a number fits
+
+// How many squares are in a row, and their size: all fit into the height.
+export function gridOf(canvas, numCells) {
+  const width = canvas.clientWidth - LEFT;
+  let count = Math.ceil(width / MOST_SIZE);
+  while (Math.ceil(numCells / count) * (width / count) > BLOCKS_HEIGHT) count++;
   return [count, width / count];
 }
 
-export function drawBlocks(canvas, cells, requests, ordinalOf) {
-  const [count, size] = columns(canvas, cells.length);
-  const [pen] = prepared(canvas, Math.max(1, Math.ceil(cells.length / count)) * size);
+// `marked` is the index of a cell.
+export function drawBlocks(canvas, cells, requests, ordinalOf, perCell, marked) {
+  const [count, size] = gridOf(canvas, cells.length);
+  const [pen] = prepared(canvas, BLOCKS_HEIGHT);
   const inner = size - (size > 8 ? 2 : 1);
-  const [empty, line, cached, others, ground] = ["--raised", "--line", "--cached", "--others", "--ground"].map(themed);
+  const [empty, line, cached, others, ground, faint, text] = ["--raised", "--line", "--cached", "--others", "--ground", "--faint", "--text"].map(themed);
   const colours = requests.map((request) => requestColour(ordinalOf(request.number)));
   const stripes = requests.map((request) => requestStripe(ordinalOf(request.number)));
+  const write = (value, x, y, align, colour, font) => {
+    Object.assign(pen, { font: `${font}px system-ui, sans-serif`, textAlign: align, fillStyle: colour });
+    pen.fillText(value.toLocaleString("en"), x, y);
+  };
+  const rows = Math.ceil(cells.length / count);
+  const every = Math.ceil(rows / (BLOCKS_HEIGHT / 24)); // rows that have a number
+  for (let row = 0; row < rows; row += every) write(row * count * perCell, LEFT - 5, row * size + Math.min(size, 14) - 2, "right", faint, 11);
   cells.forEach(({ owner, level }, index) => {
-    const x = (index % count) * size;
+    const x = LEFT + (index % count) * size;
     const y = Math.floor(index / count) * size;
+    const request = owner - FIRST_REQUEST;
     pen.fillStyle = empty;
     pen.fillRect(x, y, inner, inner);
     if (owner === 0) {
       pen.strokeStyle = line;
       pen.strokeRect(x + 0.5, y + 0.5, inner - 1, inner - 1);
-      return;
+    } else {
+      pen.globalAlpha = 0.3 + 0.7 * level;
+      if (owner >= FIRST_PREFIX) pen.fillStyle = themed(`--prefix-${(owner - FIRST_PREFIX) % 4}`);
+      else pen.fillStyle = (owner >= FIRST_REQUEST ? colours[request] : owner === 1 && cached) || others;
+      pen.fillRect(x, y, inner, inner);
+      pen.globalAlpha = 1;
+      pen.fillStyle = ground;
+      if (owner >= FIRST_PREFIX) {
+        pen.beginPath();
+        pen.arc(x + inner / 2, y + inner / 2, inner / 4, 0, 7);
+        pen.fill();
+      } else if (owner === 1) pen.fillRect(x + inner * 0.2, y + inner * 0.2, inner * 0.6, inner * 0.6);
+      else if (requests[request] && inner >= NUMBERED) {
+        if (cells[index - 1]?.owner !== owner) write(ordinalOf(requests[request].number), x + inner / 2, y + inner / 2 + 4, "center", ground, 9);
+      } else if (stripes[request]) drawStripe(pen, stripes[request], x, y, inner, inner);
     }
-    pen.globalAlpha = 0.3 + 0.7 * level;
-    if (owner >= FIRST_PREFIX) pen.fillStyle = themed(`--prefix-${(owner - FIRST_PREFIX) % 4}`);
-    else if (owner >= FIRST_REQUEST) pen.fillStyle = colours[owner - FIRST_REQUEST] ?? others;
-    else pen.fillStyle = owner === 1 ? cached : others;
-    pen.fillRect(x, y, inner, inner);
-    pen.globalAlpha = 1;
-    if (stripes[owner - FIRST_REQUEST]) drawStripe(pen, stripes[owner - FIRST_REQUEST], x, y, inner, inner);
-    pen.fillStyle = ground;
-    const middle = [x + inner / 2, y + inner / 2];
-    if (owner >= FIRST_PREFIX) {
-      pen.beginPath();
-      pen.arc(...middle, inner / 4, 0, 7);
-      pen.fill();
-    } else if (owner === 1) pen.fillRect(x + inner * 0.2, y + inner * 0.2, inner * 0.6, inner * 0.6);
+    if (index !== marked) return;
+    Object.assign(pen, { strokeStyle: text, lineWidth: 2 });
+    pen.strokeRect(x, y, inner, inner);
+    pen.lineWidth = 1;
   });
 }
 
 export function cellAt(canvas, numCells, event) {
-  const [count, size] = columns(canvas, numCells);
-  const index = Math.floor(event.offsetY / size) * count + Math.floor(event.offsetX / size);
-  return index < numCells ? index : undefined;
+  const [count, size] = gridOf(canvas, numCells);
+  const column = Math.floor((event.offsetX - LEFT) / size);
+  const index = Math.floor(event.offsetY / size) * count + column;
+  return column >= 0 && index < numCells ? index : undefined;
 }

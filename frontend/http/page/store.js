@@ -1,4 +1,6 @@
 // Conversations, kept in this browser only.
+import { create, readConversation } from "./conversation.js";
+
 const KEY = "engine-core.conversations";
 const SETTINGS = "engine-core.settings";
 const MOST = 200;
@@ -13,19 +15,25 @@ function read(key, fallback) {
 
 export class Store {
   constructor() {
-    this.all = read(KEY, []).filter((each) => Array.isArray(each.messages));
-    this.settings = read(SETTINGS, {});
-    for (const { messages } of this.all) {
-      const last = messages.at(-1);
-      if (last?.role === "assistant" && !last.error) last.finish ??= "left"; // it was being written
+    this.all = read(KEY, []).flatMap((each) => {
+      try {
+        return [readConversation(each)];
+      } catch {
+        return [];
+      }
+    });
+    // Of the page: tools that are on, presets, and what a new conversation begins with.
+    this.settings = { tools: [], presets: {}, ...read(SETTINGS, {}) };
+    this.settings.first ??= {};
+    for (const message of this.all.flatMap(({ messages }) => messages)) {
+      if (message.role === "assistant" && !message.error && !message.response) message.finish ??= "left"; // it was being written
     }
   }
 
-  create() {
-    const made = { id: crypto.randomUUID?.() ?? String(Date.now() + Math.random()), title: "New chat", messages: [] };
-    this.all.unshift(made);
+  add(conversation = create(this.settings.first)) {
+    this.all.unshift(conversation);
     this.all.length = Math.min(this.all.length, MOST);
-    return made;
+    return conversation;
   }
 
   // Returns what went wrong, if anything: the browser may refuse, or have no room left.
@@ -35,7 +43,7 @@ export class Store {
       localStorage.setItem(SETTINGS, JSON.stringify(this.settings));
       return "";
     } catch (error) {
-      return `Conversations are not kept: ${error.message}`;
+      return `Conversations are not kept: ${error.message}. Export them, and delete some.`;
     }
   }
 }

@@ -42,7 +42,7 @@ export class Tools {
   // Fields of a request: the tools that are on, and there.
   get offered() {
     const on = [...this.known.values()].filter(({ name }) => this.chosen.has(name));
-    const tools = on.map(({ name, description, parameters }) => ({ type: "function", function: { name, description, parameters } }));
+    const tools = on.map(({ name, description, parameters }) => ({ type: "function", name, description, parameters, strict: false }));
     return tools.length ? { tools } : {};
   }
 
@@ -75,7 +75,7 @@ export class Tools {
   }
 }
 
-function parsed(text) {
+export function parsed(text) {
   try {
     return JSON.parse(text || "{}");
   } catch {
@@ -96,9 +96,13 @@ async function smaller({ data, mime_type }) {
   return pictureUrl(new Blob([bytes], { type: mime_type })).catch(() => "");
 }
 
+export function stateOf(call) {
+  return call.state ?? (call.decide ? "waiting" : running.has(call) ? "running" : "left");
+}
+
 // A call, with its result or the question whether it may run. All of it is foreign text.
 export function callElement(call) {
-  const state = call.state ?? (call.decide ? "waiting" : running.has(call) ? "running" : "left");
+  const state = stateOf(call);
   const made = element("details", { className: `call ${state}`, open: state === "waiting" });
   made.append(element("summary", { textContent: `${call.title ?? call.name} (${STATES[state]})` }), ...block("Arguments", call.arguments || "{}"));
   if (call.result) made.append(...block("Result", call.result.text));
@@ -111,14 +115,4 @@ export function callElement(call) {
 
 function block(name, text) {
   return [element("h3", { textContent: name }), element("pre", { textContent: text, tabIndex: 0 })];
-}
-
-// Calls as a message has them, and the messages of their results.
-export function sentCalls(calls) {
-  const made = calls.map((call) => {
-    const given = JSON.stringify(parsed(call.arguments) ?? {});
-    return { id: call.id, type: "function", function: { name: call.name, arguments: given } };
-  });
-  const results = calls.map(({ id, result }) => ({ role: "tool", tool_call_id: id, content: result?.text ?? "This call was not run." }));
-  return [made, results];
 }

@@ -1,8 +1,8 @@
 // The scheduler at work: follows an engine's snapshots while the view is open and the page is seen.
 import { watchScheduler } from "./api.js";
-import { FIRST_PREFIX, FIRST_REQUEST, MAX_BARS, cellAt, cellsOf, drawBlocks, drawSteps, requestColour, requestStripe, stepAt, tokensOf } from "./pictures.js";
+import { find } from "./element.js";
+import { FIRST_PREFIX, FIRST_REQUEST, MAX_BARS, cellAt, cellsOf, drawBlocks, drawSteps, gridOf, requestColour, requestStripe, stepAt, tokensOf } from "./pictures.js";
 
-const find = (id) => document.getElementById(id);
 const KEY = "engine-core.view";
 const LANES = { waiting: 12, running: 24, preempted: 12 }; // so many are drawn
 const isStill = matchMedia("(prefers-reduced-motion: reduce)");
@@ -18,6 +18,7 @@ let ordinals = new Map(); // from a request's number to the page's own: #1, #2 .
 let drawing = 0;
 let drawnAt = 0;
 const cards = new Map(); // of the lanes, by the request's number
+const pointed = { steps: null, blocks: null }; // {step, cell or tip} that the reader looks at
 
 const counted = (count) => count.toLocaleString("en");
 const plural = (count, word) => `${counted(count)} ${word}${count === 1 ? "" : "s"}`;
@@ -133,8 +134,11 @@ function stepText(step) {
 }
 
 function showSteps() {
-  drawSteps(find("steps"), steps, ordinalOf);
-  if (!find("steps").matches(":hover")) find("steps-text").textContent = steps.length ? stepText(steps.at(-1)) : "No step yet.";
+  const { step: id, tip } = pointed.steps ?? {};
+  const step = steps.find(({ step_id }) => step_id === id);
+  drawSteps(find("steps"), steps, ordinalOf, step?.step_id);
+  const shown = step ?? steps.at(-1);
+  find("steps-text").textContent = tip ?? (shown ? stepText(shown) : "No step yet.");
   if (!find("steps-table").open) return;
   const rows = steps.slice(-10).reverse().map((step) => {
     const row = document.createElement("tr");
@@ -213,16 +217,17 @@ function card(request, lane) {
 
 function showBlocks() {
   cells = cellsOf(latest.blocks);
-  drawBlocks(find("blocks"), cells, latest.requests, ordinalOf);
   const per = latest.blocks.blocks_per_cell;
-  find("blocks-unit").textContent = per === 1 ? "A square is a block." : `A square is ${per} blocks.`;
-  if (find("blocks").matches(":hover")) return;
-  const { num_blocks: all, num_blocks_in_use: used, num_blocks_cached: cached, block_size: size } = latest.statistics;
-  const shared = latest.blocks.prefixes.map(([sequences, blocks]) => `${plural(blocks, "block")} by ${sequences} sequences`);
-  find("blocks-text").textContent =
-    `${plural(all, "block")} of ${size} tokens: ${counted(used)} in use, ${counted(cached)} cached for reuse, ${counted(all - used - cached)} empty` +
-    (cells.length * per < all ? `, of which the last ${counted(all - cells.length * per)} are not drawn.` : ".") +
-    (shared.length ? ` Shared: ${shared.slice(0, 4).join(", ")}${shared.length > 4 ? " …" : ""}.` : "");
+  const { cell, tip } = pointed.blocks ?? {};
+  drawBlocks(find("blocks"), cells, latest.requests, ordinalOf, per, cell);
+  find("blocks-unit").textContent = `A square is ${per === 1 ? "a block" : `${per} blocks`} of ${latest.statistics.block_size} tokens.`;
+  find("blocks-text").textContent = tip ?? (cell < cells.length ? cellText(cell) : poolText(cells.length * per));
+}
+
+function poolText(drawn) {
+  const { num_blocks: all, num_blocks_in_use: used, num_blocks_cached: cached } = latest.statistics;
+  const rest = all > drawn ? ` (${counted(all - drawn)} of them not drawn)` : "";
+  return `${counted(used)} of ${plural(all, "block")} in use, ${counted(cached)} cached, ${counted(all - used - cached)} empty${rest}.`;
 }
 
 function cellText(index) {
@@ -231,7 +236,7 @@ function cellText(index) {
   const name = per === 1 ? `Block ${index + 1}` : `Blocks ${index * per + 1} to ${(index + 1) * per}`;
   if (owner === 0) return `${name}: empty.`;
   if (owner === 1) return `${name}: cached. Whoever's prompt begins alike may reuse it.`;
-  if (owner >= FIRST_PREFIX) return `${name}: a prefix that ${latest.blocks.prefixes[owner - FIRST_PREFIX]?.[0] ?? "several"} sequences share.`;
+  if (owner >= FIRST_PREFIX) return `${name}: a beginning that ${latest.blocks.prefixes[owner - FIRST_PREFIX]?.[0] ?? "several"} sequences share.`;
   const request = latest.requests[owner - FIRST_REQUEST];
   return `${name}: of ${request ? `request #${ordinalOf(request.number)}` : "another request"}.`;
 }
@@ -267,18 +272,55 @@ find("engine").addEventListener("change", () => {
   follow();
 });
 find("key").addEventListener("change", follow);
-find("steps").addEventListener("pointermove", (event) => {
-  const step = stepAt(find("steps"), steps, event);
-  if (step) find("steps-text").textContent = stepText(step);
-});
-find("blocks").addEventListener("pointermove", (event) => {
-  const index = latest && cellAt(find("blocks"), cells.length, event);
-  if (index !== undefined && index !== null) find("blocks-text").textContent = cellText(index);
-});
-for (const name of ["steps", "blocks"]) find(name).addEventListener("pointerleave", () => latest && draw());
+// What the reader points at, by pointer, focus or arrow keys, is told below the picture; null: nothing.
+function point(name, at) {
+  pointed[name] = at;
+  if (latest) draw();
+}
+
+const POINTED = {
+  steps(event) {
+    const found = stepAt(find("steps"), steps, event);
+    return found && { step: found.step_id };
+  },
+  blocks(event) {
+    const cell = latest ? cellAt(find("blocks"), cells.length, event) : undefined;
+    return cell === undefined ? null : { cell };
+  },
+};
+const MOVES = { ArrowLeft: [-1, 0], ArrowRight: [1, 0], ArrowUp: [0, -1], ArrowDown: [0, 1] };
+
+function moved(name, [columns, rows]) {
+  if (name === "steps") {
+    const at = steps.findIndex(({ step_id }) => step_id === pointed.steps?.step);
+    const next = steps[at < 0 ? steps.length - 1 : at + columns];
+    return next ? { step: next.step_id } : pointed.steps;
+  }
+  const cell = (pointed.blocks?.cell ?? -1) + columns + rows * gridOf(find("blocks"), cells.length)[0];
+  return cell in cells ? { cell } : pointed.blocks;
+}
+
+for (const name of ["steps", "blocks"]) {
+  const canvas = find(name);
+  canvas.addEventListener("pointermove", (event) => point(name, POINTED[name](event)));
+  canvas.addEventListener("pointerleave", () => point(name, null));
+  canvas.addEventListener("blur", () => point(name, null));
+  canvas.addEventListener("focus", () => (find(`${name}-text`).ariaLive = "polite"));
+  canvas.addEventListener("blur", () => (find(`${name}-text`).ariaLive = "off"));
+  canvas.addEventListener("keydown", (event) => {
+    if (!MOVES[event.key] || event.altKey) return;
+    event.preventDefault();
+    point(name, moved(name, MOVES[event.key]));
+  });
+  for (const key of find(`${name}-figure`).querySelectorAll(".key")) {
+    key.ariaDescription = key.dataset.tip;
+    for (const kind of ["pointerenter", "focus", "click"]) key.addEventListener(kind, () => point(name, { tip: key.dataset.tip }));
+    for (const kind of ["pointerleave", "blur"]) key.addEventListener(kind, () => point(name, null));
+  }
+}
 const redraw = () => latest && !find("view").hidden && draw();
 new ResizeObserver(redraw).observe(find("pictures"));
-matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => {
+addEventListener("themechange", () => {
   for (const [number, made] of cards) made.querySelector(".dot").style.backgroundColor = requestColour(ordinalOf(number));
   redraw();
 });

@@ -9,6 +9,7 @@ CHROMIUM = shutil.which("chromium")
 
 def opened(browser, url, **context):
     page = browser.new_context(**context).new_page()
+    page.set_default_timeout(12_000)
     page.goto(url)
     page.wait_for_selector("#model option", state="attached")
     return page
