@@ -171,7 +171,7 @@ export function drawBlocks(canvas, cells, requests, ordinalOf, perCell, marked) 
   };
   const rows = Math.ceil(cells.length / count);
   const every = Math.ceil(rows / (BLOCKS_HEIGHT / 24)); // rows that have a number
-  for (let row = 0; row < rows; row += every) write(row * count * perCell, LEFT - 5, row * size + Math.min(size, 14) - 2, "right", faint, 11);
+  for (let row = 0; row < rows; row += every) write(row * count * perCell, LEFT - 5, Math.max(9, row * size + Math.min(size, 14) - 2), "right", faint, 11);
   cells.forEach(({ owner, level }, index) => {
     const x = LEFT + (index % count) * size;
     const y = Math.floor(index / count) * size;

@@ -126,7 +126,8 @@ function showFigures(figures) {
 }
 
 function stepText(step) {
-  const owners = step.prefill_chunks.map(([number]) => (number ? `#${ordinalOf(number)}` : "others"));
+  const all = step.prefill_chunks.map(([number]) => (number ? `#${ordinalOf(number)}` : "others"));
+  const owners = all.length > 5 ? [...all.slice(0, 4), `${all.length - 4} more`] : all;
   const parts = [plural(step.num_decode_tokens, "decode")];
   if (owners.length) parts.push(`${plural(tokensOf(step) - step.num_decode_tokens, "prompt token")} of ${owners.join(", ")}`);
   if (step.num_preempted) parts.push(`${step.num_preempted} preempted`);
