@@ -86,7 +86,7 @@ function open(conversation) {
   }
   show(conversation);
   list.toggle(false);
-  find("prompt").focus();
+  focusPrompt();
   if (text) find("messages").children[path(current).findIndex(isFound)]?.scrollIntoView();
 }
 
@@ -136,11 +136,14 @@ function isFree() {
 
 function chooseVersion(message) {
   if (!isFree()) return;
+  const { scrollTop } = find("messages");
+  const pressed = document.activeElement.ariaLabel;
   choose(current, message);
-  const top = find("messages").scrollTop;
   save();
   showMessages();
-  find("messages").scrollTop = top;
+  find("messages").scrollTop = scrollTop;
+  const buttons = [...find("messages").children[path(current).indexOf(message)].querySelectorAll(".versions button:enabled")];
+  (buttons.find(({ ariaLabel }) => ariaLabel === pressed) ?? buttons[0])?.focus();
 }
 
 // ---------------------------------------------------------------- a question
@@ -158,8 +161,13 @@ function edit(message) {
   find("prompt").focus();
 }
 
+function focusPrompt() {
+  if (!matchMedia("(pointer: coarse)").matches) find("prompt").focus(); // a phone's keyboard would cover the answer
+}
+
 function regenerate(message) {
   if (!isFree() || !settings.areValid()) return;
+  focusPrompt();
   current.head = message.parent;
   answer();
 }
@@ -183,6 +191,7 @@ function ask(text) {
   editing = null;
   find("editing").hidden = true;
   grow();
+  focusPrompt();
   answer();
 }
 

@@ -25,11 +25,12 @@ def said(page):
 
 def test_edited_questions_and_new_answers_are_versions_that_stay_reachable(start_engine, open_page):
     axe = pytest.importorskip("axe_playwright_python.sync_playwright")
-    numbers = iter(range(1, 9))
-    made = {}
+    made = []
 
     def counting(request, number):
-        text = made.setdefault(request.request_id, f"answer {next(numbers)}")
+        if request.request_id not in made:
+            made.append(request.request_id)
+        text = f"answer {made.index(request.request_id) + 1}"
         return saying(text, then_eos=True)(request, number)
 
     engine = start_engine(next_token=counting)
@@ -166,8 +167,8 @@ def test_an_answer_goes_on_while_the_page_is_away_and_is_read_on(start_engine, o
         page.wait_for_timeout(300)
         ending.set()
         page.locator("#status", has_text="The answer is complete.").wait_for()
-        text = page.inner_text(".assistant .content")
-        assert text.split() == ["word"] * len(text.split()), "no part is lost or comes twice"
+        words = page.inner_text(".assistant .content").split()[:-1]  # the last one is cut
+        assert words == ["word"] * len(words), "no part is lost or comes twice"
         assert len(engine.requests) == 1
         page.get_by_role("button", name="Regenerate").click()
         page.locator("#send", has_text="Send").wait_for()

@@ -62,7 +62,7 @@ def test_the_view_moves_while_a_request_runs_and_says_when_the_engine_is_away(
             arg=page.inner_text("#steps-text"),
         )
         assert page.evaluate("document.getElementById('steps').toDataURL()") != before
-        page.get_by_text("The last steps as a table").click()
+        page.get_by_text("as a table").click()
         page.locator("#steps-rows tr").first.wait_for()
         page.get_by_role("button", name="Pause").click()
         text = page.inner_text("#steps-text")
