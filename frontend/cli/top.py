@@ -19,9 +19,9 @@ from protocol.explanations import RequestInfo
 _PREFILL, _DECODE, _CACHED = "dark_orange", "green3", "deep_sky_blue3"
 _STATES = {"running": "green3", "waiting": "yellow3"}
 _PREEMPTED = "bold red3"
-"""Of a request in any other state."""
+"""Colour of the states beside those of `_STATES`."""
 _ID_CHARS = 13
-"""Of a longer id both ends are shown; the explanation has all of it."""
+"""A longer request id is shown by both its ends; the explanation has all of it."""
 
 _COLUMNS: dict[str, Callable[[RequestInfo], Any]] = {
     "status": lambda info: info.status,
