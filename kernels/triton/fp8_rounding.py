@@ -8,6 +8,7 @@ import torch
 import triton
 import triton.language as tl
 
+from kernels.triton.device_limits import dependent_launch
 from kernels.triton.tensor_checks import FLOATS, check_tensor
 
 FP8_MAX = 448.0
@@ -101,7 +102,11 @@ def quantise_rows_kernel(
     E: tl.constexpr,
     IS_GIVEN: tl.constexpr,
     BLOCK_E: tl.constexpr,
+    PDL: tl.constexpr,
 ):
+    if PDL:
+        tl.extra.cuda.gdc_wait()
+        tl.extra.cuda.gdc_launch_dependents()
     token = tl.program_id(0).to(tl.int64)
     x_row = x_ptr + token * x_stride
     e_E = tl.arange(0, BLOCK_E)
@@ -130,7 +135,11 @@ def quantise_groups_kernel(
     E: tl.constexpr,
     GROUP: tl.constexpr,
     BLOCK_G: tl.constexpr,
+    PDL: tl.constexpr,
 ):
+    if PDL:
+        tl.extra.cuda.gdc_wait()
+        tl.extra.cuda.gdc_launch_dependents()
     token = tl.program_id(0).to(tl.int64)
     start = tl.program_id(1) * (BLOCK_G * GROUP)
     e_E = start + tl.arange(0, BLOCK_G * GROUP)
@@ -174,14 +183,15 @@ def quantise_rows(
     check_tensor("x_TE", x_TE, shape, FLOATS, x_TE.device, contiguous_dims=1)
     num_tokens, width = shape
     q_TE, scale_TG = empty_rounded(num_tokens, width, x_TE.device, grouped=grouped)
+    launch = {"num_warps": 4, **dependent_launch(x_TE.device)}
     if num_tokens and grouped:
         constants = group_constants(width)
         quantise_groups_kernel[(num_tokens, triton.cdiv(width // GROUP, constants["BLOCK_G"]))](
-            x_TE, q_TE, scale_TG, x_TE.stride(0), **constants, num_warps=4
+            x_TE, q_TE, scale_TG, x_TE.stride(0), **constants, **launch
         )
     elif num_tokens:
         quantise_rows_kernel[(num_tokens,)](
-            x_TE, q_TE, scale_TG, given, x_TE.stride(0), **row_constants(width, given), num_warps=4
+            x_TE, q_TE, scale_TG, given, x_TE.stride(0), **row_constants(width, given), **launch
         )
     return q_TE, scale_TG
 

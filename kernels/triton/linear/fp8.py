@@ -13,6 +13,7 @@ import triton
 import triton.language as tl
 
 from kernels.triton.bound_launch import BoundLaunches, Launch
+from kernels.triton.device_limits import dependent_launch
 from kernels.triton.fp8_rounding import GROUP, quantise_rows
 from kernels.triton.linear.dense import ROW_TILES, row_tiles_side_by_side
 from kernels.triton.linear.quantised import add_parts, choose_splits
@@ -186,7 +187,11 @@ def float8_kernel(
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
     BLOCK_K: tl.constexpr,
+    PDL: tl.constexpr,
 ):
+    if PDL:
+        tl.extra.cuda.gdc_wait()
+        tl.extra.cuda.gdc_launch_dependents()
     STEPS: tl.constexpr = (K + BLOCK_K - 1) // BLOCK_K
     SPLIT_STEPS: tl.constexpr = (STEPS + SPLITS - 1) // SPLITS
     IN_BOUNDS: tl.constexpr = N % BLOCK_N == 0 and K % BLOCK_K == 0 and STEPS % SPLITS == 0
@@ -298,7 +303,16 @@ def _multiply(
     _launches(
         (q_TE, scale_TG, weight.weight_NE, weight.scales_NG, bias_N, parts),
         (constants["BLOCK_M"], splits),
-        lambda: Launch(grid, (num_rows,), {"HAS_BIAS": bias_N is not None} | constants | launch),
+        lambda: Launch(
+            grid,
+            (num_rows,),
+            {
+                "HAS_BIAS": bias_N is not None,
+                **constants,
+                **launch,
+                **dependent_launch(q_TE.device),
+            },
+        ),
     )
     if splits > 1:
         add_parts(parts, bias_N, out_TN)

@@ -12,7 +12,7 @@ import triton
 import triton.language as tl
 
 from kernels.triton.bound_launch import BoundLaunches, Launch
-from kernels.triton.device_limits import SHORT_SHARED_BYTES, shared_memory
+from kernels.triton.device_limits import SHORT_SHARED_BYTES, dependent_launch, shared_memory
 from kernels.triton.linear.packed_reads import add_packed, load_scaled
 from kernels.triton.linear.quantised_weights import QuantisedWeight, dequantise
 from kernels.triton.tensor_checks import FLOATS, check_tensor
@@ -190,7 +190,11 @@ def few_rows_kernel(
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
     BLOCK_J: tl.constexpr,
+    PDL: tl.constexpr,
 ):
+    if PDL:
+        tl.extra.cuda.gdc_wait()
+        tl.extra.cuda.gdc_launch_dependents()
     J: tl.constexpr = K * BITS // 8
     STEPS: tl.constexpr = (J + BLOCK_J - 1) // BLOCK_J
     SPLIT_STEPS: tl.constexpr = (STEPS + SPLITS - 1) // SPLITS
@@ -234,7 +238,11 @@ def add_parts_kernel(
     SPLITS: tl.constexpr,
     HAS_BIAS: tl.constexpr,
     BLOCK_N: tl.constexpr,
+    PDL: tl.constexpr,
 ):
+    if PDL:
+        tl.extra.cuda.gdc_wait()
+        tl.extra.cuda.gdc_launch_dependents()
     row = tl.program_id(0).to(tl.int64)
     n_N = tl.program_id(1) * BLOCK_N + tl.arange(0, BLOCK_N)
     sum_N = tl.zeros((BLOCK_N,), dtype=tl.float32)
@@ -304,7 +312,7 @@ def _multiply(
     def prepare() -> Launch:
         constants = weight_constants(weight) | launch_options(block_m, shared_memory(x_TE.device))
         constants |= {"HAS_BIAS": bias_N is not None, "SPLITS": splits}
-        constants |= {"BLOCK_M": block_m, "BLOCK_N": block_n}
+        constants |= {"BLOCK_M": block_m, "BLOCK_N": block_n, **dependent_launch(x_TE.device)}
         return Launch(grid, (num_rows, x_TE.stride(0)), constants)
 
     arrays = weight.packed_NJ, weight.scales_NG, weight.offsets_NG, weight.supers_NSC
@@ -320,7 +328,7 @@ def add_parts(parts: torch.Tensor, bias_N: torch.Tensor | None, out_TN: torch.Te
 
     def prepare() -> Launch:
         constants = {"N": num_outputs, "SPLITS": splits, "HAS_BIAS": bias_N is not None}
-        constants |= {"BLOCK_N": REDUCED_AT_ONCE, "num_warps": 4}
+        constants |= {"BLOCK_N": REDUCED_AT_ONCE, "num_warps": 4, **dependent_launch(parts.device)}
         return Launch((num_rows, triton.cdiv(num_outputs, REDUCED_AT_ONCE)), (num_rows,), constants)
 
     _add_parts_launches((parts, bias_N, out_TN), None, prepare)

@@ -467,14 +467,14 @@ def float8_products() -> Iterator[KernelVariant]:
             kernel=fp8_rounding.quantise_rows_kernel,
             arguments={"x_ptr": dtype, "q_ptr": FP8, "scale_ptr": FP32, "x_stride": width}
             | {"given_ptr": FP32 if is_given else None},
-            constants=fp8_rounding.row_constants(width) | {"IS_GIVEN": is_given},
+            constants=fp8_rounding.row_constants(width) | {"IS_GIVEN": is_given, "PDL": True},
         )
     for width in (2048, 14336):
         yield KernelVariant(
             name=f"quantise groups of rows of {width}",
             kernel=fp8_rounding.quantise_groups_kernel,
             arguments={"x_ptr": BF16, "q_ptr": FP8, "scale_ptr": FP32, "x_stride": width},
-            constants=fp8_rounding.group_constants(width),
+            constants=fp8_rounding.group_constants(width) | {"PDL": True},
         )
     for outputs, inputs, grouped in ((6144, 4096, True), (6144, 4096, False), (576, 2048, True)):
         # 576 outputs are no whole blocks: a scale each
@@ -492,7 +492,7 @@ def float8_products() -> Iterator[KernelVariant]:
                 arguments=_pointers(FP8, "q w")
                 | _pointers(FP32, "scale w_scale")
                 | {"bias_ptr": None, "out_ptr": BF16 if splits == 1 else FP32, "num_rows": rows},
-                constants=constants | {"HAS_BIAS": False},
+                constants=constants | {"HAS_BIAS": False, "PDL": True},
                 max_spill_bytes=16 if outputs % 128 and rows == 128 else 0,
                 spill_reason="a scale an output of 128, masks of both sides" * (rows == 128),
                 needs_wgmma=True,
@@ -835,7 +835,7 @@ def quantised_products(shared_bytes: int) -> Iterator[KernelVariant]:
                 | {"num_rows": rows, "x_stride": 4096},
                 constants=constants
                 | {"HAS_BIAS": has_bias, "SPLITS": splits, "BLOCK_M": rows}
-                | {"BLOCK_N": quantised_linear.tile_outputs(rows)},
+                | {"BLOCK_N": quantised_linear.tile_outputs(rows), "PDL": True},
                 needs_wgmma=True,
                 **quantised_linear.launch_options(rows, shared_bytes),
             )
@@ -844,7 +844,7 @@ def quantised_products(shared_bytes: int) -> Iterator[KernelVariant]:
         kernel=quantised_linear.add_parts_kernel,
         arguments={"parts_ptr": FP32, "bias_ptr": BF16, "out_ptr": BF16, "num_rows": 16},
         constants={"N": 4096, "SPLITS": 4, "HAS_BIAS": True}
-        | {"BLOCK_N": quantised_linear.REDUCED_AT_ONCE},
+        | {"BLOCK_N": quantised_linear.REDUCED_AT_ONCE, "PDL": True},
     )
 
 
