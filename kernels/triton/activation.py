@@ -34,13 +34,18 @@ def _logit(gate, IS_GELU: tl.constexpr):
 
 
 @triton.jit
+def gate_times_up(gate, up, dtype: tl.constexpr, IS_GELU: tl.constexpr):
+    """`activation(gate) * up` of float32, both rounded to the dtype."""
+    active = (gate / (1.0 + tl.exp(-_logit(gate, IS_GELU)))).to(dtype).to(tl.float32)
+    return (active * up).to(dtype)
+
+
+@triton.jit
 def _gated(row_ptr, column_F, is_inside_F, F: tl.constexpr, IS_GELU: tl.constexpr):
     """`activation(gate) * up` [BLOCK_F], both rounded to the dtype of the row as torch does."""
-    dtype: tl.constexpr = row_ptr.dtype.element_ty
     gate_F = tl.load(row_ptr + column_F, mask=is_inside_F, other=0.0).to(tl.float32)
     up_F = tl.load(row_ptr + F + column_F, mask=is_inside_F, other=0.0).to(tl.float32)
-    active_F = (gate_F / (1.0 + tl.exp(-_logit(gate_F, IS_GELU)))).to(dtype).to(tl.float32)
-    return (active_F * up_F).to(dtype)
+    return gate_times_up(gate_F, up_F, row_ptr.dtype.element_ty, IS_GELU)
 
 
 @triton.jit

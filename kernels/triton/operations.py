@@ -48,6 +48,7 @@ from kernels.triton.linear.experts import (
     mixture_of_experts,
     prepare_experts,
 )
+from kernels.triton.linear.few_rows import FewRowsProducts
 from kernels.triton.linear.fp8 import Float8Weight
 from kernels.triton.linear.layers import (
     QUANTISED_TYPES,
@@ -78,6 +79,8 @@ class TritonOperations:
             through the kernel that prefills use; both cost speed.
         quantised_types: of the model's weights that are to stay what they are; the others, and
             those of no type that runs here, are computed in the model's dtype.
+        few_rows: of this device, multiply steps of up to 16 rows in place of the library. Not with
+            `batch_invariant`, whose one product takes every number of rows.
     """
 
     embedding = staticmethod(linear_layers.gather_rows)
@@ -112,8 +115,11 @@ class TritonOperations:
         *,
         batch_invariant: bool = False,
         quantised_types: AbstractSet[str] = frozenset(),
+        few_rows: FewRowsProducts | None = None,
     ) -> None:
+        assert few_rows is None or not batch_invariant, "one product for every number of rows"
         self.device = device
+        self._few_rows = few_rows
         self._host: HostExperts | None = None
         self._packs = bool(quantised_types & QUANTISED_TYPES)
         self._packing: TritonPacking | None = None
@@ -156,7 +162,9 @@ class TritonOperations:
         self._host = HostExperts(host, num_layers, self.device)
 
     def linear(self, x_TE: torch.Tensor, weight: LinearWeight) -> torch.Tensor:
-        return linear_layers.linear(x_TE, weight, batch_invariant=self._batch_invariant)
+        return linear_layers.linear(
+            x_TE, weight, batch_invariant=self._batch_invariant, few_rows=self._few_rows
+        )
 
     def input_rounding(self, weight: LinearWeight) -> InputRounding | None:
         match weight:

@@ -25,6 +25,7 @@ from kernels.interface.weights import (
 from kernels.triton.activation import gated_rounded
 from kernels.triton.linear.dense import dense_linear
 from kernels.triton.linear.experts import prepare_experts
+from kernels.triton.linear.few_rows import FewRowsProducts
 from kernels.triton.linear.fp8 import (
     Float8Weight,
     float8_linear,
@@ -98,20 +99,29 @@ class TritonWeightParts:
         return sum(part.num_outputs for part in self.parts)
 
 
-def linear(x_TE: torch.Tensor, weight: LinearWeight, *, batch_invariant: bool) -> torch.Tensor:
+def linear(
+    x_TE: torch.Tensor,
+    weight: LinearWeight,
+    *,
+    batch_invariant: bool,
+    few_rows: FewRowsProducts | None = None,
+) -> torch.Tensor:
     """`x @ weight.T + bias` -> [T, N], a new tensor.
-    `batch_invariant`: a row has the same bits whatever stands beside it."""
+    `batch_invariant`: a row has the same bits whatever stands beside it.
+    `few_rows`: multiply what they take, in place of the library."""
     match weight:
-        case TritonLinearWeight():
+        case TritonLinearWeight(weight_NE, bias_N):
+            if few_rows is not None and few_rows.takes(x_TE, weight_NE):
+                return few_rows.linear(x_TE, weight_NE, bias_N)
             product = dense_linear if batch_invariant else F.linear
-            return product(x_TE, weight.weight_NE, weight.bias_N)
+            return product(x_TE, weight_NE, bias_N)
         case TritonQuantisedWeight(Float8Weight() as codes, bias_N):
             return float8_linear(x_TE, codes, bias_N, batch_invariant=batch_invariant)
         case TritonQuantisedWeight(QuantisedWeight() as codes, bias_N):
             return quantised_linear(x_TE, codes, bias_N, batch_invariant=batch_invariant)
         case TritonWeightParts():
-            parts = [linear(x_TE, part, batch_invariant=batch_invariant) for part in weight.parts]
-            return torch.cat(parts, dim=1)
+            product = partial(linear, batch_invariant=batch_invariant, few_rows=few_rows)
+            return torch.cat([product(x_TE, part) for part in weight.parts], dim=1)
     raise AssertionError(f"{type(weight).__name__} was prepared by another backend")
 
 

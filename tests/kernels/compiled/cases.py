@@ -28,8 +28,8 @@ from kernels.triton.device_limits import HOPPER_SHARED_BYTES, SHORT_SHARED_BYTES
 from kernels.triton.linear import dense as dense_linear
 from kernels.triton.linear import expert_routing as moe_routing
 from kernels.triton.linear import experts as moe_linear
+from kernels.triton.linear import few_rows, gguf_blocks, lora
 from kernels.triton.linear import fp8 as fp8_linear
-from kernels.triton.linear import gguf_blocks, lora
 from kernels.triton.linear import quantised as quantised_linear
 from kernels.triton.linear import quantised_experts as moe_quantised
 from kernels.triton.linear import quantised_weights as packed_weights
@@ -60,6 +60,7 @@ class KernelVariant:
         constants: the `tl.constexpr` parameters.
         num_warps, num_stages: as launched.
         needs_prefetch: a pipelined loop must have copies under way while it computes.
+        asks_ahead: must prefetch something before it waits for the kernel before it.
         needs_wgmma: the compiled code must use Hopper's tensor-core instructions.
         max_registers: most registers a thread; 255 is the machine's limit.
         max_spill_bytes: most bytes of spilled registers, stores and loads together; above 0 only
@@ -73,6 +74,7 @@ class KernelVariant:
     num_warps: int = 4
     num_stages: int = 3
     needs_prefetch: bool = False
+    asks_ahead: bool = False
     needs_wgmma: bool = False
     max_registers: int = 255
     max_spill_bytes: int = 0
@@ -101,6 +103,7 @@ def variants(
         attention_work_lists,
         copied_blocks,
         dense_products,
+        few_rows_products,
         float8_products,
         reported_logprobs,
         adapters_beside_products,
@@ -129,7 +132,7 @@ def _name(dtype: torch.dtype) -> str:
     return str(dtype).removeprefix("torch.")
 
 
-def _pointers(dtype: torch.dtype, names: str) -> dict[str, Any]:
+def _pointers(dtype: torch.dtype | None, names: str) -> dict[str, Any]:
     return dict.fromkeys((f"{name}_ptr" for name in names.split()), dtype)
 
 
@@ -451,6 +454,40 @@ def dense_products() -> Iterator[KernelVariant]:
             | {"num_rows": 16, "x_stride_t": E, "weight_stride_n": E, "out_stride_t": N},
             constants=constants | {"HAS_BIAS": has_bias},
             needs_wgmma=dtype != FP32,
+            **launch,
+        )
+
+
+def few_rows_products() -> Iterator[KernelVariant]:
+    """Of Llama-3.1-8B and Qwen3-0.6B, and a width that is no multiple; with what may be within."""
+    for N, E, norms, gated, dtype in (
+        (6144, 4096, False, False, BF16),
+        (6144, 4096, True, False, BF16),
+        (4096, 14336, False, False, BF16),
+        (14336, 4096, False, True, BF16),
+        (14336, 4096, True, True, BF16),
+        (128256, 4096, False, False, BF16),
+        (4096, 1024, True, False, BF16),
+        (3072, 1024, True, True, BF16),
+        (1024, 3072, False, False, BF16),
+        (1152, 896, True, False, BF16),
+        (6144, 4096, False, False, FP16),
+    ):
+        constants = few_rows.configuration(N, E, norms=norms, gated=gated, prefetch_bytes=1 << 18)
+        launch = {name: constants.pop(name) for name in ("num_warps", "num_stages")}
+        kinds = " norm" * norms + " gated" * gated
+        yield KernelVariant(
+            name=f"few rows N={N} E={E} {_name(dtype)}{kinds}",
+            kernel=few_rows.few_rows_linear_kernel,
+            arguments=_pointers(dtype, "x weight out")
+            | _pointers(dtype if norms else None, "residual norm sums")
+            | {"bias_ptr": dtype if N == 1152 else None, "arrivals_ptr": INT32}
+            | {"parts_ptr": FP32 if constants["SPLITS"] > 1 else None, "num_rows": 16, "eps": 1e-6}
+            | {"x_stride_t": E, "residual_stride_t": E if norms else 0, "weight_stride_n": E},
+            constants=constants | {"HAS_BIAS": N == 1152, "IS_GELU": False, "PDL": True},
+            needs_prefetch=True,
+            asks_ahead=True,
+            needs_wgmma=True,
             **launch,
         )
 

@@ -33,7 +33,7 @@ NUM_PROCESSES = 1 if "PYTEST_XDIST_WORKER" in os.environ else 2
 """Each imports torch and triton for itself: beside other test processes one is enough."""
 CAPABILITY = 90
 """The table's: an H100's or H200's."""
-_FIGURES_FILE = "figures.5.json"
+_FIGURES_FILE = "figures.6.json"
 Item = TypeVar("Item")
 Result = TypeVar("Result")
 

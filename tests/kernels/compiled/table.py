@@ -20,6 +20,7 @@ _RESOURCES = re.compile(r"REG:(\d+) STACK:(\d+)")
 _SPILLS = re.compile(r"(\d+) bytes spill stores, (\d+) bytes spill loads")
 _WGMMA = re.compile(r"\bwgmma\.mma_async\.")
 _READS = re.compile(r"\b(?:ld\.global|cp\.async\.c[ag])\.")
+_PREFETCHES = re.compile(r"\bprefetch\.global\.L2\b")
 _WAITS = re.compile(r"\bcp\.async\.wait_group\s+(?:0x)?([0-9a-f]+)")
 
 
@@ -36,6 +37,7 @@ class Figures:
             loop asks for it waits for at once.
         reads_before_wait: of device memory, before the kernel has waited for the one before it (if
             it does at all): what that one writes would not be there.
+        prefetches_before_wait: instructions of such a kernel that ask for lines, and read none.
         num_wgmma: instructions for Hopper's tensor cores in the PTX.
         wgmma_serialized: ptxas could not let them run asynchronously: much slower.
         compile_s: seconds when it was compiled; later runs read all this from triton's cache.
@@ -52,14 +54,16 @@ class Figures:
     wgmma_serialized: bool
     ptx_bytes: int
     compile_s: float
+    prefetches_before_wait: int = 0
 
     @classmethod
     def from_json(cls, row: Mapping[str, Any]) -> Figures:
         """
         Raises:
-            KeyError: a field is missing.
+            KeyError, TypeError: a field without a default is missing.
         """
-        return cls(**{field.name: row[field.name] for field in dataclasses.fields(cls)})
+        names = [field.name for field in dataclasses.fields(cls) if field.name in row]
+        return cls(**{name: row[name] for name in names})
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -114,6 +118,7 @@ def read_figures(
         wgmma_serialized="wgmma.mma_async instructions are serialized" in ptxas_report,
         ptx_bytes=len(ptx),
         compile_s=round(compile_s, 2),
+        prefetches_before_wait=len(_PREFETCHES.findall(before)) if wait else 0,
     )
 
 
@@ -151,6 +156,8 @@ def find_faults(outcome: Outcome, capability: int = 90) -> list[str]:
         problems.append(f"{outcome}: ptxas serialised its wgmma instructions")
     if variant.needs_prefetch and not figures.copies_under_way:
         problems.append(f"{outcome} waits for each tile at once; it takes more num_stages")
+    if variant.asks_ahead and not figures.prefetches_before_wait:
+        problems.append(f"{outcome} asks for nothing before it waits for the kernel before it")
     if figures.reads_before_wait:
         problems.append(f"{outcome} reads before it waits for the kernel before it")
     return problems

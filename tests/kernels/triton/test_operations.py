@@ -8,6 +8,7 @@ from kernels.interface.operations import AttentionParams, AttentionSpec
 from kernels.interface.weights import ExpertRouting, QuantisedTensor
 from kernels.torch.operations import TorchOperations
 from kernels.triton.attention import planner as attention_planner
+from kernels.triton.linear.few_rows import FewRowsProducts
 from kernels.triton.operations import TritonOperations
 
 TORCH = TorchOperations()
@@ -52,6 +53,17 @@ def planner_of(ops, heads, head_size, window=None, **options):
             },
         )
     )
+
+
+def test_products_of_few_rows_are_the_librarys_unless_ours_are_given():
+    few_rows = FewRowsProducts(torch.device("cpu"))
+    ops = TritonOperations(torch.device("cpu"), few_rows=few_rows)
+    weight, bias = random(10, 24).half(), random(10, seed=1).half()
+    prepared, x = ops.prepare_linear(weight, bias), random(17, 24, seed=2).half()
+    assert torch.equal(ops.linear(x[:16], prepared), few_rows.linear(x[:16], weight, bias))
+    for own, rows in ((ops, 17), (TRITON, 16)):
+        expected = torch.nn.functional.linear(x[:rows], weight, bias)
+        assert torch.equal(own.linear(x[:rows], prepared), expected)
 
 
 def test_what_it_is():
