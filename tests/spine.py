@@ -13,7 +13,7 @@ MOST_FILES, MOST_LINES, MOST_IMPORTED = 60, 12_000, 60
 
 def spine(page: str) -> list[Path]:
     """The files of the page's list: folders at the margin, files behind spaces."""
-    listed = page.partition("## The spine")[2].partition("```\n")[2].partition("```")[0]
+    listed = page.partition("## The spine")[2].partition("```text\n")[2].partition("```")[0]
     files, folder = [], ROOT
     for line in listed.splitlines():
         if line.startswith(" "):
@@ -63,7 +63,9 @@ def main() -> int:
     limits = (MOST_FILES, MOST_LINES, MOST_IMPORTED)
     if too_many := [pair for pair in zip(counts, limits, strict=True) if pair[0] > pair[1]]:
         print(*(f"the spine has {count}, the limit is {limit}" for count, limit in too_many))
-    return int(bool(missing or too_many))
+    if not files:
+        print("docs/internals/spine.md lists no file behind `## The spine` and ```text")
+    return int(bool(missing or too_many or not files))
 
 
 if __name__ == "__main__":
