@@ -2,6 +2,8 @@
 
 import contextlib
 import dataclasses
+import hashlib
+import os
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from datetime import timedelta
@@ -9,13 +11,14 @@ from typing import Any, Literal, Protocol
 
 import torch
 import torch.distributed as dist
-from torch._C._distributed_c10d import PrefixStore, Store
+from torch._C._distributed_c10d import PrefixStore, Store, _SymmetricMemory
 
 from engine_core.distributed.parallel import Parallel
 
 _Group = Any
 """dist.ProcessGroupGloo or ProcessGroupNCCL; torch's stubs leave out half of their methods."""
 
+MOST_RANKS_IN_ONE_SHOT = 8
 _TWO_PHASE_BYTES = 256 << 10
 """From here on bytes cost more than one more message; less, the other way round."""
 _NUM_THREADS = 1
@@ -64,6 +67,16 @@ class Collectives(Protocol):
 
     def close(self) -> None:
         """No call follows; those of other ranks that wait for this one fail."""
+
+
+class OneShot(Protocol):
+    """Sums over a stage's ranks through memory that all of them reach."""
+
+    @property
+    def most_bytes(self) -> int: ...
+
+    def __call__(self, x_N: torch.Tensor) -> None:
+        """In place, the sum over the ranks of up to `most_bytes`, added by rising rank -> x_N."""
 
 
 class SingleRank:
@@ -128,9 +141,12 @@ class TorchCollectives:
         self._host = host
         self._backend = backend
         self._groups: list[_Group] = []
+        self._stage_store = PrefixStore(f"{world}/tp{parallel.pp_rank}", store)
+        self._one_shot: OneShot | None = None
+        self._shared: Any = None
         with self._failures():
             self._stage = self._group(
-                PrefixStore(f"{world}/tp{parallel.pp_rank}", store),
+                self._stage_store,
                 parallel.tp_rank,
                 parallel.tp_size,
             )
@@ -162,11 +178,50 @@ class TorchCollectives:
             for group in self._groups:
                 group.barrier().wait()
 
+    def all_reach_each_other(self) -> bool:
+        """Whether the stage's GPUs read each other's memory: on one machine, every pair of them.
+        All ranks call it, and have the same answer."""
+        mine = torch.cuda.current_device()
+        host = int.from_bytes(hashlib.sha256(os.uname().nodename.encode()).digest()[:7])
+        places = self.all_gather(torch.tensor([host, mine], device="cuda")).tolist()
+        reached = [
+            other_host == host and (other == mine or torch.cuda.can_device_access_peer(mine, other))
+            for other_host, other in places
+        ]
+        answers = self.all_gather(torch.tensor([all(reached)], device="cuda"))
+        return len(places) <= MOST_RANKS_IN_ONE_SHOT and bool(answers.all())
+
+    def share_memory(self, num_bytes: int) -> list[int]:
+        """Zeroed memory of so many bytes for each rank of the stage, that all of them reach over
+        NVLink. Its addresses in this process, by rank. Once, after `barrier`; all ranks call it."""
+        rank, size = self.parallel.tp_rank, self.parallel.tp_size
+        name = f"stage{self.parallel.pp_rank}"
+        with self._failures():
+            _SymmetricMemory.set_group_info(
+                name, rank, size, PrefixStore("memory", self._stage_store)
+            )
+            device = torch.device("cuda", torch.cuda.current_device())
+            mine = _SymmetricMemory.empty_strided_p2p(
+                (num_bytes,), (1,), torch.uint8, device, name
+            ).zero_()
+            self._shared = mine, (handle := _SymmetricMemory.rendezvous(mine, name))
+            torch.cuda.synchronize()  # zero before another rank writes
+        self.barrier()
+        return [int(address) for address in handle.buffer_ptrs]
+
+    def sum_in_one_shot(self, one_shot: OneShot) -> None:
+        """Let sums of up to its `most_bytes` go its way from now on; all ranks call this."""
+        self._one_shot = one_shot
+
     def all_reduce_(self, x: torch.Tensor, part: str = "vocabulary") -> torch.Tensor:
         size = self.parallel.tp_size
         if self._stage is None:
             return x
         flat = x.view(-1)
+        if self._one_shot is not None and x.nbytes <= self._one_shot.most_bytes:
+            with self._failures(part, x.nbytes * (size - 1)):
+                self._one_shot(flat)
+            return x
         if size > 2 and x.nbytes >= _TWO_PHASE_BYTES and not x.numel() % size:
             # each rank sums a part: the same sums, and 2 (T - 1) / T instead of T - 1 times x
             terms = torch.empty_like(flat).view(size, -1)
@@ -224,7 +279,7 @@ class TorchCollectives:
         for group in self._groups:
             group.shutdown()
         self._groups = []
-        self._stage = self._column = None
+        self._stage = self._column = self._one_shot = self._shared = None
 
     @contextlib.contextmanager
     def _failures(self, part: str = "", num_bytes: int = 0) -> Iterator[None]:

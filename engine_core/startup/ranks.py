@@ -190,6 +190,14 @@ def connected(options: EngineOptions, device: torch.device, start: Start) -> Col
             backend=traits_of(device).collectives,
         )
         collectives.barrier()
+        if not traits_of(device).is_host and parallel.tp_size > 1:
+            from kernels.triton.one_shot_sums import ONE_SHOT_BYTES, OneShotSums, buffer_bytes
+
+            if ONE_SHOT_BYTES and collectives.all_reach_each_other():
+                bases = collectives.share_memory(buffer_bytes(ONE_SHOT_BYTES))
+                collectives.sum_in_one_shot(
+                    OneShotSums(bases, parallel.tp_rank, most_bytes=ONE_SHOT_BYTES, device=device)
+                )
     except (CollectiveError, OSError, RuntimeError) as error:
         reason = str(error).split("\n", 1)[0]
         raise StartupError(

@@ -88,7 +88,7 @@ def _default(field: dict[str, Any]) -> str:
 
 
 def _type(schema: dict[str, Any]) -> str:
-    """In words, with a link to the body that it is."""
+    """A schema in words, with a link to the body that it names."""
     if "$ref" in schema:
         name = _short(schema["$ref"].rpartition("/")[2])
         return f"[{name}](#{name})"

@@ -17,7 +17,14 @@ from kernels.interface.recurrence import GatedNormParams, RecurrenceParams, Recu
 from kernels.interface.sampling_rows import num_mask_words
 from kernels.interface.step_inputs import PackedLayout
 from kernels.interface.weights import ExpertRouting
-from kernels.triton import activation, block_copies, fp8_rounding, norm, step_inputs
+from kernels.triton import (
+    activation,
+    block_copies,
+    fp8_rounding,
+    norm,
+    one_shot_sums,
+    step_inputs,
+)
 from kernels.triton.attention import decode as attention_decode
 from kernels.triton.attention import latent as attention_latent
 from kernels.triton.attention import lists as attention_lists
@@ -111,6 +118,7 @@ def variants(
         quantised_experts,
         expert_routing,
         norms,
+        sums_over_ranks,
         logit_penalties,
         partial(quantised_products, shared_bytes),
         quantised_weights,
@@ -489,6 +497,20 @@ def few_rows_products() -> Iterator[KernelVariant]:
             asks_ahead=True,
             needs_wgmma=True,
             **launch,
+        )
+
+
+def sums_over_ranks() -> Iterator[KernelVariant]:
+    """In one shot, of few and of the most ranks."""
+    for dtype, world in itertools.product((BF16, FP32), (2, one_shot_sums.MAX_RANKS)):
+        constants = one_shot_sums.sum_constants(world, 256 << 10, dtype.itemsize)
+        num_warps = constants.pop("num_warps")
+        yield KernelVariant(
+            name=f"one shot {_name(dtype)} W={world}",
+            kernel=one_shot_sums.one_shot_sum_kernel,
+            arguments={"x_N": dtype, "bases_W": INT64, "rounds_P": INT32, "num": 4096, "rank": 2},
+            constants=constants,
+            num_warps=num_warps,
         )
 
 
