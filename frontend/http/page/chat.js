@@ -19,7 +19,10 @@ const EXAMPLES = [
   "What is the derivative of $x^2 \\sin x$, step by step?",
 ];
 const SHOWN_MS = 4000;
-const store = new Store();
+const store = new Store(
+  (conversation) => conversation === current || answers.status(conversation) !== undefined,
+  () => list.show(),
+);
 let current = null;
 let editing = null; // the question that the next message is another version of
 let passing = 0;
@@ -217,6 +220,7 @@ function answer(conversation = current, resumed = null) {
 }
 
 function grew(conversation, status) {
+  if (status) save(); // with the response's id, by which it is read on
   if (conversation !== current) return;
   if (status) say(status);
   drawing ||= requestAnimationFrame(draw);

@@ -28,7 +28,7 @@ export function choose(conversation, message) {
 
 export function create(settings = {}) {
   const id = crypto.randomUUID?.() ?? String(Date.now() + Math.random());
-  return { id, title: "New chat", settings: { ...settings }, messages: [], head: -1 };
+  return { id, created: Date.now(), title: "New chat", settings: { ...settings }, messages: [], head: -1 };
 }
 
 export function contains({ title, messages }, text) {
@@ -72,7 +72,8 @@ export function readConversation(given) {
   const { head } = given;
   return {
     ...create({ ...(isText(system) && { system }), ...kept(given.settings, SETTINGS, isText) }),
-    ...(isText(given.id) && { id: given.id }),
+    ...kept(given, ["id"], isText),
+    ...kept(given, ["created"], Number.isFinite),
     title: isText(given.title) ? given.title.slice(0, 200) : read[0]?.content.slice(0, 60) || "Imported",
     messages: read,
     head: Number.isInteger(head) && head >= -1 && head < read.length ? head : read.length - 1,

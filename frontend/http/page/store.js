@@ -1,33 +1,59 @@
-// Conversations, kept in this browser only.
+// Chats, kept in this browser only: a key for each, so that several tabs do not overwrite each other's.
 import { create, readConversation } from "./conversation.js";
 
-const KEY = "engine-core.conversations";
+const CHAT = "engine-core.chat.";
 const SETTINGS = "engine-core.settings";
 const MOST = 200;
 
-function read(key, fallback) {
+// null: it is none.
+function parsed(text) {
   try {
-    return JSON.parse(localStorage.getItem(key)) ?? fallback;
+    return readConversation(JSON.parse(text));
   } catch {
-    return fallback;
+    return null;
+  }
+}
+
+function readAll() {
+  try {
+    const keys = Object.keys(localStorage).filter((key) => key.startsWith(CHAT));
+    return keys.map((key) => parsed(localStorage.getItem(key))).filter(Boolean);
+  } catch {
+    return []; // the browser keeps nothing
+  }
+}
+
+function readSettings() {
+  try {
+    return JSON.parse(localStorage.getItem(SETTINGS)) ?? {};
+  } catch {
+    return {};
   }
 }
 
 export class Store {
-  constructor() {
-    this.all = read(KEY, []).flatMap((each) => {
-      try {
-        return [readConversation(each)];
-      } catch {
-        return [];
-      }
-    });
-    // Of the page: tools that are on, presets, and what a new conversation begins with.
-    this.settings = { tools: [], presets: {}, ...read(SETTINGS, {}) };
-    this.settings.first ??= {};
+  // What another tab writes is taken, unless `isKept(conversation)`; then `show()` is called.
+  constructor(isKept, show) {
+    this.all = readAll().sort((one, other) => other.created - one.created);
+    this.written = new Map(this.all.map((each) => [each.id, JSON.stringify(each)]));
+    // Of the page: tools that are on, presets, and what a new chat begins with.
+    this.settings = { tools: [], presets: {}, first: {}, ...readSettings() };
     for (const message of this.all.flatMap(({ messages }) => messages)) {
       if (message.role === "assistant" && !message.error && !message.response) message.finish ??= "left"; // it was being written
     }
+    addEventListener("storage", ({ key, newValue }) => {
+      const read = key?.startsWith(CHAT) && newValue && parsed(newValue);
+      if (read) this.take(read, isKept, show);
+    });
+  }
+
+  take(read, isKept, show) {
+    const known = this.all.find(({ id }) => id === read.id);
+    if (known && isKept(known)) return;
+    this.written.set(read.id, JSON.stringify(read));
+    if (known) Object.assign(known, read);
+    else this.all.unshift(read);
+    show();
   }
 
   add(conversation = create(this.settings.first)) {
@@ -39,11 +65,14 @@ export class Store {
   // Returns what went wrong, if anything: the browser may refuse, or have no room left.
   save() {
     try {
-      localStorage.setItem(KEY, JSON.stringify(this.all.filter((each) => each.messages.length)));
+      const now = new Map(this.all.filter(({ messages }) => messages.length).map((each) => [each.id, JSON.stringify(each)]));
+      for (const id of this.written.keys()) if (!now.has(id)) localStorage.removeItem(CHAT + id);
+      for (const [id, text] of now) if (this.written.get(id) !== text) localStorage.setItem(CHAT + id, text);
+      this.written = now;
       localStorage.setItem(SETTINGS, JSON.stringify(this.settings));
       return "";
     } catch (error) {
-      return `Conversations are not kept: ${error.message}. Export them, and delete some.`;
+      return `Chats are not kept: ${error.message}. Export them, and delete some.`;
     }
   }
 }

@@ -36,7 +36,7 @@ export function imported(text) {
   const all = Array.isArray(data?.conversations) ? data.conversations : [data];
   return all.map(readConversation).map((each) => {
     for (const message of each.messages) delete message.response; // the server that kept it may be another
-    return { ...each, id: create().id };
+    return { ...each, id: create().id, created: Date.now() };
   });
 }
 

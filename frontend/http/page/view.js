@@ -320,7 +320,11 @@ for (const name of ["steps", "blocks"]) {
   }
 }
 const redraw = () => latest && !find("view").hidden && draw();
-new ResizeObserver(redraw).observe(find("pictures"));
+let width = 0;
+new ResizeObserver(([{ contentRect }]) => {
+  if (width !== contentRect.width) redraw(); // the pictures' heights are fixed
+  ({ width } = contentRect);
+}).observe(find("pictures"));
 addEventListener("themechange", () => {
   for (const [number, made] of cards) made.querySelector(".dot").style.backgroundColor = requestColour(ordinalOf(number));
   redraw();

@@ -18,6 +18,9 @@ def test_sixteen_requests_look_different_and_three_digits_stay_on_a_line(start_e
     with serving(engine.address) as url:
         page = open_page(url, viewport={"width": 1400, "height": 900})
         body = {"prompt": "x" * 99, "max_tokens": 400}
+        page.get_by_text("The engine is idle.").wait_for()
+        top = "document.getElementById('lanes-box').getBoundingClientRect().top"
+        idle = page.evaluate(top)
         with httpx.Client(timeout=60) as http:
             send = lambda: http.post(f"{url}/v1/completions", json=body)  # noqa: E731
             threads = [threading.Thread(target=send, daemon=True) for _ in range(16)]
@@ -38,6 +41,17 @@ def test_sixteen_requests_look_different_and_three_digits_stay_on_a_line(start_e
                 }"""
             )
             assert before == after
+            assert page.evaluate(top) == idle, "nothing above has moved"
+            page.get_by_role("button", name="shared").hover()
+            assert "texts begin alike" in page.inner_text("#blocks-text")
+            page.locator("#steps").focus()
+            page.keyboard.press("ArrowLeft")
+            told = page.inner_text("#steps-text")
+            page.wait_for_timeout(200)
+            assert page.inner_text("#steps-text") == told, "it stays at the step"
+            page.locator("#blocks").focus()
+            page.keyboard.press("ArrowRight")
+            assert page.inner_text("#blocks-text").startswith("Block 1:")
             ending.set()
             for thread in threads:
                 thread.join(20)
