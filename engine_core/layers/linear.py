@@ -17,6 +17,8 @@ from kernels.interface.operations import (
 )
 from kernels.interface.weights import LinearWeight, WeightPart
 
+LEAST_BITS = 4
+
 
 class FusedLinear:
     """`x -> [x @ w0.T + b0, x @ w1.T + b1, ...]`, the outputs side by side.
@@ -24,7 +26,7 @@ class FusedLinear:
     Args:
         parts: (checkpoint prefix such as "model.layers.0.self_attn.q_proj", number of outputs).
         bias: whether every part has a bias.
-        least_bits: see `WeightPacking.pack`.
+        least_bits: see `WeightPacking.pack`; of more than `LEAST_BITS` files are floating.
         all_reduce: sums the outputs over the ranks that have the other inputs; None: all inputs
             are here.
     """
@@ -37,7 +39,7 @@ class FusedLinear:
         bias: bool,
         dtype: torch.dtype,
         ops: Operations,
-        least_bits: int = 4,
+        least_bits: int = LEAST_BITS,
         all_reduce: AllReduce | None = None,
     ) -> None:
         self.parts = tuple(parts)
@@ -69,7 +71,9 @@ class FusedLinear:
             placements[f"{prefix}.weight"] = (
                 Placement(shape, partial(self._store_weight, rows))
                 if self._packing is None
-                else PackedPlacement(shape, partial(self._keep_part, start))
+                else PackedPlacement(
+                    shape, partial(self._keep_part, start), self._least_bits <= LEAST_BITS
+                )
             )
             if self._has_bias:
                 placements[f"{prefix}.bias"] = Placement((size,), partial(self._store_bias, rows))

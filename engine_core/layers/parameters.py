@@ -20,14 +20,21 @@ class Placement:
     shape: tuple[int, ...]
     store: Callable[[torch.Tensor, CopyWeight], None]
 
+    @property
+    def may_be_quantised(self) -> bool:
+        return False
+
 
 @dataclass(frozen=True, slots=True)
 class PackedPlacement:
     """As `Placement`, for a tensor that is packed where the model runs: `store(part)` takes blocks
-    as they are, and may keep what it is given until its layer is complete."""
+    as they are, and may keep what it is given until its layer is complete.
+    `may_be_quantised`: whether quantised folders have it so, as a rule: routers and vocabularies
+    are left floating."""
 
     shape: tuple[int, ...]
     store: Callable[[WeightPart], None]
+    may_be_quantised: bool = True
 
 
 AnyPlacement = Placement | PackedPlacement

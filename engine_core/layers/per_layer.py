@@ -54,7 +54,7 @@ class PerLayerInputs:
         self._inputs: Sequence[torch.Tensor] = ()
 
     def placements(self) -> Placements:
-        table = PackedPlacement(self._shape, self._store)
+        table = PackedPlacement(self._shape, self._store, may_be_quantised=False)
         own: Placements = {"model.embed_tokens_per_layer.weight": table}
         return merge([own, self.projection.placements(), self._norm.placements()])
 

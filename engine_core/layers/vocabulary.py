@@ -186,7 +186,7 @@ class Vocabulary:
     def _placement(self, name: str) -> AnyPlacement:
         if self._packing is None:
             return Placement(self._shape, partial(self._store, name))
-        return PackedPlacement(self._shape, partial(self._loaded.__setitem__, name))
+        return PackedPlacement(self._shape, partial(self._loaded.__setitem__, name), False)
 
     def _store(self, name: str, tensor: torch.Tensor, copy: CopyWeight) -> None:
         own = torch.empty(self._shape, dtype=self._dtype, device=self._ops.device)

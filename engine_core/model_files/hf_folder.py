@@ -15,7 +15,14 @@ from engine_core.model_files.hf_tokenizer import read_folder_tokenizer, tokenize
 from engine_core.model_files.interface import EncoderFile, TokenizerFiles
 from engine_core.model_files.json_file import read_json_object, read_json_object_if_present
 from engine_core.model_files.quantised_folder import read_quantisation
-from engine_core.model_files.quantised_layers import Parts, Tensors, dequantised
+from engine_core.model_files.quantised_layers import (
+    Fields,
+    Parts,
+    QuantisedLayers,
+    Tensors,
+    dequantised,
+)
+from engine_core.model_files.random_layers import RandomLayers
 from engine_core.model_files.safetensors_shards import (
     count_elements,
     find_safetensors_shards,
@@ -80,13 +87,7 @@ class HfFolder:
     def __init__(self, folder: Path, *, name: str | None = None) -> None:
         self.path = folder
         self.name = name or folder.resolve().name
-        self.config = _read_config(folder)
-        for name in _HOW_QUANTISED:
-            if (how := (inner_text(self.config) or {}).get(name)) is not None:
-                self.config.setdefault(name, how)
-        how = read_quantisation(self.config, folder)
-        # they describe the files, and `tensors` gives what a plain folder would hold
-        self.config = _without(self.config, _HOW_QUANTISED)
+        self.config, _, how = _quantised(_read_config(folder), folder)
         self.generation_config: dict[str, Any] = read_json_object_if_present(
             folder / "generation_config.json"
         )
@@ -131,6 +132,18 @@ class HfFolder:
         return self.given_tokenizer or read_folder_tokenizer(self.path)
 
 
+def _quantised(
+    config: dict[str, Any], folder: Path
+) -> tuple[dict[str, Any], Fields, QuantisedLayers | None]:
+    """(what a plain folder's config.json would be, how this one is quantised as it says, and as it
+    is read; None: it is not)."""
+    inner = inner_text(config) or {}
+    config = {name: inner[name] for name in _HOW_QUANTISED if inner.get(name)} | config
+    how = read_quantisation(config, folder)
+    fields = next((config[name] for name in _HOW_QUANTISED if config.get(name)), {})
+    return _without(config, _HOW_QUANTISED), fields, how
+
+
 def _without(config: dict[str, Any], names: Collection[str]) -> dict[str, Any]:
     """A config without fields of these names, nor its text's."""
     left = {name: value for name, value in config.items() if name not in names}
@@ -157,9 +170,13 @@ class ConfigOnly(HfFolder):
     """As a folder without weights and without a tokenizer. Named after the file, or after its
     folder if the file is called config.json.
 
+    Attributes:
+        random_layers: draws the layers that are quantised; None: none is.
+
     Raises:
         ModelNotFound: there is no such file.
         BrokenModelFile: it is not a JSON object.
+        UnsupportedModelFile: quantised in a way that is not read, or not drawn.
     """
 
     def __init__(self, file: Path) -> None:
@@ -167,10 +184,11 @@ class ConfigOnly(HfFolder):
             raise ModelNotFound(f"{file} is not a file; name a config.json with --model-config")
         self.path = file
         self.name = file.resolve().parent.name if file.name == "config.json" else file.stem
-        self.config = read_json_object(file)
+        self.config, fields, how = _quantised(read_json_object(file), file.parent)
+        self.random_layers = None if how is None else RandomLayers(fields, how, file)
         self.generation_config = {}
         self.weight_files, self._shards = (), {}
-        self.quantised_types = frozenset()
+        self.quantised_types = frozenset() if how is None else frozenset({how.type_name})
 
     @cached_property
     def fingerprint(self) -> str:

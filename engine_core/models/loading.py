@@ -2,7 +2,7 @@
 time, or are drawn at random, to measure speed where no weights are at hand."""
 
 import zlib
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -48,6 +48,8 @@ _RECOMPUTED_SUFFIXES = (
 )
 """Tensors that old checkpoints carry and that follow from the config."""
 _MOST_NAMES = 5
+DrawQuantised = Callable[[str, tuple[int, ...], torch.device], WeightPart | None]
+"""A checkpoint's tensor of that name and shape, made on a device."""
 
 
 def load_model(
@@ -205,21 +207,28 @@ def load_dummy_model(
     max_model_len: int | None = None,
     collectives: Collectives = SINGLE_RANK,
     block_inputs: Collection[int] = (1,),
+    draw_quantised: DrawQuantised | None = None,
 ) -> Model:
     """Build the model of a config.json with random weights, made on the device of `ops`.
 
-    Arguments and errors as of `load_model`. Ranks draw whole tensors, so that their parts are those
-    of one model."""
+    Other arguments and errors as of `load_model`. Ranks draw whole tensors, so that their parts are
+    those of one model.
+
+    Args:
+        draw_quantised: a layer's weight, where `ops` packs it in few bits; of None it is floating.
+    """
     _, _, model, sharding = _build(config, dtype, ops, max_model_len, collectives, block_inputs)
     for name, placement in model.placements().items():
         if name not in model.optional_names:
             shape = placement.shape if sharding is None else sharding.whole(name, placement.shape)
-            weight = draw_weight(name, shape, dtype=dtype, device=ops.device)
+            part: WeightPart | None = None
+            if draw_quantised is not None and placement.may_be_quantised:
+                part = draw_quantised(name, shape, ops.device)
+            if part is None:
+                part = draw_weight(name, shape, dtype=dtype, device=ops.device)
             if sharding is not None:
-                part = sharding.take(name, weight)
-                assert isinstance(part, torch.Tensor)
-                weight = part
-            place(placement, weight, WeightTransfer().copy)
+                part = sharding.take(name, part)
+            place(placement, part, WeightTransfer().copy)
     model.finish_loading()
     return model
 

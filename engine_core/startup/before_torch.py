@@ -185,7 +185,7 @@ def open_model(options: EngineOptions) -> OpenModel:
                 finds_mmproj=not given.language_model_only,
                 report=logger.info,
             )
-            _check_formats(options, files)
+        _check_formats(options, files)
         if options.max_model_len is not None:
             _check_length(options.max_model_len, files.config)
         pooled = pooled_files(files, options.pooling)
@@ -231,9 +231,9 @@ _TYPES_OF: dict[str, set[str]] = {
 
 def _check_formats(options: EngineOptions, files: "ModelFiles") -> None:
     """Refuse files of another kind than the options name."""
-    is_folder = files.path.is_dir()
+    is_folder = files.path.is_dir() or options.load_format == "dummy"
     kind = "safetensors" if is_folder else "gguf"
-    if options.load_format not in ("auto", kind):
+    if options.load_format not in ("auto", "dummy", kind):
         raise StartupError(
             f"--load-format {options.load_format}: the weights of {files.path} are {kind}; use "
             "auto, or name another model"

@@ -10,7 +10,7 @@ import torch
 from engine_core.devices import DeviceTraits, traits_of
 from engine_core.distributed.collectives import SINGLE_RANK, Collectives
 from engine_core.errors import ConfigurationError, StartupError
-from engine_core.model_files import ModelFiles
+from engine_core.model_files import ConfigOnly, ModelFiles
 from engine_core.model_files.download import cache_folder
 from engine_core.model_files.gguf.header import GgmlType
 from engine_core.model_runner.config import DraftConfig
@@ -134,7 +134,7 @@ def load_any_model(
         device,
         files.config,
         quantization=options.quantization,
-        has_blocks=keeps and bool(files.quantised_types) and not files.path.is_dir(),
+        has_blocks=keeps and bool(files.quantised_types) and not _is_folder(files),
         native_bfloat16=native_bfloat16(
             device, options.num_threads, logger.info, by_node=options.numa is not None
         ),
@@ -314,11 +314,16 @@ def _formats_of(packing: WeightPacking) -> str:
     return "+".join(sorted(by_format, key=lambda name: -by_format[name]))
 
 
+def _is_folder(files: ModelFiles) -> bool:
+    """Or the config.json of one."""
+    return files.path.is_dir() or not files.weight_files
+
+
 def _with_origin(weights: str, files: ModelFiles) -> str:
     """Says what a folder's quantised weights were, where they are not kept as they are."""
     kept = {name.casefold() for name in weights.split("+")}
     lost = sorted(name for name in files.quantised_types if name.casefold() not in kept)
-    if not lost or not files.path.is_dir():
+    if not lost or not _is_folder(files):
         return weights
     if kept >= {f"{name}{_WEIGHT_ONLY}" for name in lost}:
         logger.warning(
@@ -343,6 +348,8 @@ def _load_dummy(
             "models; omit one of them"
         )
     logger.warning("the weights of %s are random: its answers mean nothing", files.name)
+    assert options.model_config is not None, "EngineOptions.check was not called"
+    quantised = ConfigOnly(options.model_config).random_layers
     try:
         return load_dummy_model(
             files.config,
@@ -351,6 +358,7 @@ def _load_dummy(
             max_model_len=options.max_model_len,
             collectives=collectives,
             block_inputs=_block_inputs(files),
+            draw_quantised=None if quantised is None else quantised.draw,
         )
     except UnsupportedArchitecture as error:
         raise StartupError(str(error)) from error

@@ -12,6 +12,7 @@ import triton.language as tl
 from kernels.triton.bound_launch import BoundLaunches, Launch
 from kernels.triton.device_limits import dependent_launch
 from kernels.triton.fp8_rounding import (
+    SCALE_STRIDES,
     empty_rounded,
     quantise,
     round_and_store,
@@ -79,13 +80,15 @@ def activation_kernel(
     tl.store(out_ptr + row * out_stride_t + column_F, out_F, mask=is_inside_F)
 
 
-@triton.jit
+@triton.jit(do_not_specialize_on_alignment=SCALE_STRIDES)
 def activation_rounded_kernel(
     gate_up_ptr,  # [T, 2F]
     out_ptr,  # float8_e4m3fn [T, F]
     scales_ptr,  # float32 [T, scales of a row]
     given_ptr,  # float32 [1], if IS_GIVEN
     gate_up_stride_t,
+    scale_stride_t,
+    scale_stride_g,
     F: tl.constexpr,
     BLOCK_F: tl.constexpr,
     IS_GELU: tl.constexpr,
@@ -104,8 +107,10 @@ def activation_rounded_kernel(
         start = tl.program_id(1) * BLOCK_F
         column_F = start + tl.arange(0, BLOCK_F)
         gated_F = _gated(row_ptr, column_F, column_F < F, F, IS_GELU)
-        scales_at = scales_ptr + row * (F // GROUP if GROUP else 1)
-        round_and_store(gated_F, start, out_ptr, scales_at, given_ptr, F, IS_GIVEN, BLOCK_F, GROUP)
+        round_and_store(
+            gated_F, start, out_ptr, scales_ptr + row * scale_stride_t, scale_stride_g, given_ptr,
+            F, IS_GIVEN, BLOCK_F, GROUP,
+        )  # fmt: skip
     else:
         peak_F = tl.zeros([BLOCK_F], tl.float32)
         for start in range(0, F, BLOCK_F):
@@ -152,10 +157,13 @@ def gated_rounded(
     is_gelu: bool = False,
     grouped: bool = False,
     given: torch.Tensor | None = None,
+    in_columns: bool = False,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """`quantise_rows` of `silu_and_mul`, or of `gelu_tanh_and_mul`, bit for bit; see these."""
     num_rows, width = _checked_shape(gate_up_TF2) if gate_up_TF2.dim() != 2 else gate_up_TF2.shape
-    codes_TF, scales_TG = empty_rounded(num_rows, width // 2, gate_up_TF2.device, grouped=grouped)
+    codes_TF, scales_TG = empty_rounded(
+        num_rows, width // 2, gate_up_TF2.device, grouped=grouped, in_columns=in_columns
+    )
     tensors = (gate_up_TF2, codes_TF, scales_TG, scales_TG if given is None else given)
 
     def prepare() -> Launch:
@@ -167,7 +175,7 @@ def gated_rounded(
         block = constants["BLOCK_F"]
         constants |= {**dependent_launch(gate_up_TF2.device), "num_warps": num_warps_of(block)}
         num_programs = 1 if _has_whole_rows(rounding) else triton.cdiv(F, block)
-        return Launch((T, num_programs), (gate_up_TF2.stride(0),), constants)
+        return Launch((T, num_programs), (gate_up_TF2.stride(0), *scales_TG.stride()), constants)
 
     if num_rows:
         _rounded_launches(tensors, (is_gelu, given is None), prepare)

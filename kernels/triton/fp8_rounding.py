@@ -15,7 +15,11 @@ FP8_MAX = 448.0
 MIN_PEAK = 2.0**-64
 GROUP = 128
 """Numbers that share a scale where rows have several."""
+ROWS_OF_COLUMNS = 4
+"""Scales in columns have room for a multiple of so many rows: cuBLAS reads 16 bytes at a time."""
 
+SCALE_STRIDES = ("scale_stride_t", "scale_stride_g")
+"""Of kernels that write scales: one of them is 1, the other is not compiled in."""
 _MOST_AT_ONCE = 4096
 _GROUPS_AT_ONCE = 16
 
@@ -68,6 +72,7 @@ def round_and_store(
     start,
     out_ptr,  # float8_e4m3fn [SIZE], of the row
     scales_ptr,  # float32 [1], or [SIZE / GROUP] with a GROUP, of the row
+    scale_stride,  # from one of these to the next
     given_ptr,  # float32 [1]; unused without IS_GIVEN
     SIZE: tl.constexpr,
     IS_GIVEN: tl.constexpr,
@@ -89,7 +94,8 @@ def round_and_store(
     values_R8 = tl.reshape(quantise(x_GI, inverse_G[:, None], tl.float8e4nv), (BLOCK // RUN, RUN))
     tl.store(out_ptr + column_R8, values_R8, mask=column_R8 < SIZE)
     g_G = start // (BLOCK // GROUPS) + tl.arange(0, GROUPS)
-    tl.store(scales_ptr + g_G, scale_G, mask=g_G < (SIZE // GROUP if GROUP else 1))
+    valid_G = g_G < (SIZE // GROUP if GROUP else 1)
+    tl.store(scales_ptr + g_G * scale_stride, scale_G, mask=valid_G)
 
 
 @triton.jit
@@ -126,12 +132,14 @@ def quantise_rows_kernel(
         tl.store(q_ptr + token * E + start + e_E, q_E, mask=e_E < E - start)
 
 
-@triton.jit
+@triton.jit(do_not_specialize_on_alignment=SCALE_STRIDES)
 def quantise_groups_kernel(
     x_ptr,  # [T, E], rows `x_stride` apart
     q_ptr,  # float8_e4m3fn [T, E]
     scale_ptr,  # float32 [T, G]
     x_stride,
+    scale_stride_t,
+    scale_stride_g,
     E: tl.constexpr,
     GROUP: tl.constexpr,
     BLOCK_G: tl.constexpr,
@@ -145,27 +153,44 @@ def quantise_groups_kernel(
     e_E = start + tl.arange(0, BLOCK_G * GROUP)
     x_E = tl.load(x_ptr + token * x_stride + e_E, mask=e_E < E, other=0.0)
     round_and_store(
-        x_E, start, q_ptr + token * E, scale_ptr + token * (E // GROUP), None, E, False,
-        BLOCK_G * GROUP, GROUP,
+        x_E, start, q_ptr + token * E, scale_ptr + token * scale_stride_t, scale_stride_g, None, E,
+        False, BLOCK_G * GROUP, GROUP,
     )  # fmt: skip
 
 
 def empty_rounded(
-    num_tokens: int, width: int, device: torch.device, *, grouped: bool
+    num_tokens: int, width: int, device: torch.device, *, grouped: bool, in_columns: bool = False
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """What `quantise_rows` returns, to be written.
+    """What `quantise_rows` returns, to be written; both with room behind it for `whole_columns`.
     Raises ValueError: a width that is no whole number of groups."""
     if grouped and width % GROUP:
         raise ValueError(f"rows of {width} numbers are not scaled by {GROUP}; give a multiple")
     num_scales = width // GROUP if grouped else 1
+    num_rows = num_tokens
+    if in_columns:
+        num_rows = triton.cdiv(num_tokens, ROWS_OF_COLUMNS) * ROWS_OF_COLUMNS
+    shape = (num_scales, num_rows) if in_columns else (num_rows, num_scales)
+    q_TE = torch.empty(num_rows, width, dtype=torch.float8_e4m3fn, device=device)
+    scale_TG = torch.empty(shape, dtype=torch.float32, device=device)
+    return q_TE[:num_tokens], (scale_TG.t() if in_columns else scale_TG)[:num_tokens]
+
+
+def whole_columns(q_TE: torch.Tensor, scale_TG: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """What `quantise_rows` has given `in_columns`, with the rows behind it up to a multiple of
+    `ROWS_OF_COLUMNS`, which hold anything."""
+    num_rows = scale_TG.stride(1)
     return (
-        torch.empty(num_tokens, width, dtype=torch.float8_e4m3fn, device=device),
-        torch.empty(num_tokens, num_scales, dtype=torch.float32, device=device),
+        q_TE.as_strided((num_rows, q_TE.shape[1]), q_TE.stride()),
+        scale_TG.as_strided((num_rows, scale_TG.shape[1]), scale_TG.stride()),
     )
 
 
 def quantise_rows(
-    x_TE: torch.Tensor, *, grouped: bool = False, given: torch.Tensor | None = None
+    x_TE: torch.Tensor,
+    *,
+    grouped: bool = False,
+    given: torch.Tensor | None = None,
+    in_columns: bool = False,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Each token rounded to float8: `x = q * scale`.
 
@@ -175,6 +200,7 @@ def quantise_rows(
         x_TE: float32, float16 or bfloat16; the last dimension contiguous.
         grouped: a scale for each 128 inputs; E is a multiple of that.
         given: float32 [1], the scale of all tokens; what is beyond 448 of it is cut.
+        in_columns: a group's scales of all tokens stand side by side in memory; needs `grouped`.
 
     Returns:
         (float8_e4m3fn [T, E], float32 [T, G]), new tensors.
@@ -182,12 +208,14 @@ def quantise_rows(
     shape = (x_TE.shape[0], x_TE.shape[-1])
     check_tensor("x_TE", x_TE, shape, FLOATS, x_TE.device, contiguous_dims=1)
     num_tokens, width = shape
-    q_TE, scale_TG = empty_rounded(num_tokens, width, x_TE.device, grouped=grouped)
+    q_TE, scale_TG = empty_rounded(
+        num_tokens, width, x_TE.device, grouped=grouped, in_columns=in_columns
+    )
     launch = {"num_warps": 4, **dependent_launch(x_TE.device)}
     if num_tokens and grouped:
         constants = group_constants(width)
         quantise_groups_kernel[(num_tokens, triton.cdiv(width // GROUP, constants["BLOCK_G"]))](
-            x_TE, q_TE, scale_TG, x_TE.stride(0), **constants, **launch
+            x_TE, q_TE, scale_TG, x_TE.stride(0), *scale_TG.stride(), **constants, **launch
         )
     elif num_tokens:
         quantise_rows_kernel[(num_tokens,)](

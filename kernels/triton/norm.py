@@ -13,7 +13,12 @@ import triton.language as tl
 from kernels.torch.elementwise import rms_norm as torch_rms_norm
 from kernels.triton.bound_launch import BoundLaunches, Launch
 from kernels.triton.device_limits import dependent_launch
-from kernels.triton.fp8_rounding import empty_rounded, round_and_store, rounding_constants
+from kernels.triton.fp8_rounding import (
+    SCALE_STRIDES,
+    empty_rounded,
+    round_and_store,
+    rounding_constants,
+)
 from kernels.triton.tensor_checks import FLOATS, check_tensor
 
 _MOST_COLUMNS = 32768
@@ -28,7 +33,7 @@ def add_rms_norm_reference(
     return torch_rms_norm(summed_TE, weight_E, eps), summed_TE
 
 
-@triton.jit
+@triton.jit(do_not_specialize_on_alignment=SCALE_STRIDES)
 def rms_norm_kernel(
     x_ptr,  # [T, E]
     residual_ptr,  # [T, E], if HAS_RESIDUAL: overwritten with residual + x
@@ -40,6 +45,8 @@ def rms_norm_kernel(
     x_stride_t,
     residual_stride_t,
     out_stride_t,
+    scale_stride_t,
+    scale_stride_g,
     E: tl.constexpr,
     BLOCK_E: tl.constexpr,
     HAS_RESIDUAL: tl.constexpr,
@@ -70,12 +77,12 @@ def rms_norm_kernel(
     normed_E = (x_E * inverse).to(middle).to(tl.float32)
     out_E = (normed_E * weight_E).to(middle).to(tl.float32).to(dtype)
     if ROUNDS:
-        scales_at = scales_ptr + row * (E // GROUP if GROUP else 1)
         round_and_store(
             out_E,
             0,
             out_ptr + row * out_stride_t,
-            scales_at,
+            scales_ptr + row * scale_stride_t,
+            scale_stride_g,
             given_ptr,
             E,
             IS_GIVEN,
@@ -133,10 +140,13 @@ def add_rms_norm_rounded(
     *,
     grouped: bool = False,
     given: torch.Tensor | None = None,
+    in_columns: bool = False,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """`quantise_rows` of `add_rms_norm`, bit for bit; see both."""
     num_tokens, width = x_TE.shape
-    codes_TE, scales_TG = empty_rounded(num_tokens, width, x_TE.device, grouped=grouped)
+    codes_TE, scales_TG = empty_rounded(
+        num_tokens, width, x_TE.device, grouped=grouped, in_columns=in_columns
+    )
     _launch(x_TE, residual_TE, weight_E, eps, codes_TE, scales_TG, given)
     return codes_TE, scales_TG
 
@@ -194,9 +204,10 @@ def _checked_launch(
     if given is not None:
         check_tensor("given", given, (1,), torch.float32, device)
     strides = [each.stride(0) for each in (x_TE, x_TE if residual_TE is None else residual_TE)]
+    of_scales = (1, 1) if scales_TG is None else scales_TG.stride()
     return Launch(
         (x_TE.shape[0],),
-        (eps, *strides, out_TE.stride(0)),
+        (eps, *strides, out_TE.stride(0), *of_scales),
         {
             "HAS_RESIDUAL": residual_TE is not None,
             **rounding_constants(scales_TG, given),

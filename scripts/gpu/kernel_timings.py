@@ -117,10 +117,11 @@ LINEARS: dict[str, tuple[Callable[..., Any], Callable[[torch.Tensor, Any], objec
 }
 
 
-def _blocks(weight: torch.Tensor) -> Float8Weight:
+def _blocks(weight: torch.Tensor, *, by_library: bool = False) -> Float8Weight:
     """float8 with a scale for 128 x 128 weights."""
     codes, scales = reference_quantise_rows(weight, grouped=True)
-    return prepare_float8(codes, scales[::128].repeat_interleave(128, dim=0))
+    scales = scales[::128].repeat_interleave(128, dim=0)
+    return prepare_float8(codes, scales, blocks_by_library=by_library)
 
 
 def _widened(x_TE: torch.Tensor, weight: QuantisedWeight) -> torch.Tensor:
@@ -129,6 +130,7 @@ def _widened(x_TE: torch.Tensor, weight: QuantisedWeight) -> torch.Tensor:
 
 LINEARS |= {
     "fp8 blocks": (_blocks, float8_linear, 1.0),
+    "fp8 blocks by torch": (partial(_blocks, by_library=True), float8_linear, 1.0),
     "int4 groups of 32": (partial(quantise, num_bits=4, group_size=32), packed_linear, 0.625),
     "int4 groups of 128": (partial(quantise, num_bits=4, group_size=128), packed_linear, 0.53125),
     "int4 groups of 128, widened": (
@@ -318,11 +320,13 @@ def product_timings() -> list[TimingGroup]:
 def crossing_timings() -> list[TimingGroup]:
     """Where each kind of weight crosses bf16, and int4 crosses widening: variants in turn."""
     shapes = ((4096, 6144), (4096, 28672), (14336, 4096), (1024, 6144))
-    kinds = ("torch linear bf16", "fp8 linear", "fp8 blocks", "int4 groups of 32")
-    kinds += ("int4 groups of 128", "int4 groups of 128, widened")
+    kinds = ("torch linear bf16", "fp8 linear", "fp8 blocks", "fp8 blocks by torch")
+    kinds += ("int4 groups of 32", "int4 groups of 128", "int4 groups of 128, widened")
     timings: dict[str, Callable[[], Work]] = {}
     for rows, (inputs, outputs) in itertools.product((1, 16, 64, 65, 128, 256, 1024, 8192), shapes):
         for kind in kinds:
+            if kind.endswith("by torch") and rows < 65:
+                continue  # our kernel's
             title = f"crossing, {kind} {rows} x {inputs} -> {outputs}"
             timings[title] = partial(time_linear, kind, rows, inputs, outputs)
     check = partial(quantised_linear.check, 200, 3072, 4096, num_bits=4, device="cuda")

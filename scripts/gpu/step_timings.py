@@ -8,19 +8,22 @@ import gc
 import time
 from collections.abc import Callable
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch.autograd import DeviceType
 from torch.profiler import ProfilerActivity, profile
 
+from engine_core.model_files.quantised_folder import read_quantisation
+from engine_core.model_files.random_layers import RandomLayers
 from engine_core.model_runner.gpu.graphs import GraphKey
 from engine_core.model_runner.gpu.step_buckets import StepBucket
 from engine_core.models.loading import load_dummy_model
 from engine_core.scheduler import SchedulerOutput
 from kernels.interface.device_steps import SamplingMode
+from kernels.triton.linear import fp8
 from protocol.sampling import SamplingParams
-from scripts.gpu.random_formats import FORMATS, RoundingOperations
 from scripts.gpu.timing import TimingGroup, Work
 from scripts.simulator.step_times import ModelShape, attention_pairs
 from tests.engine_core.model_runner.plans import Plans
@@ -38,6 +41,16 @@ PREFIX, CHUNK = 50_000, 50
 NUM_LOOP_STEPS = 60
 NUM_LISTED_KERNELS = 24
 MOST_SEQS = 256
+_FP8_BLOCKS = {"quant_method": "fp8", "activation_scheme": "dynamic", "weight_block_size": [128] * 2}
+_INT4 = {"quant_method": "gptq", "bits": 4, "group_size": 128}
+BY_TORCH = "FP8 blocks by torch"
+FORMATS: dict[str, tuple[dict[str, Any], float]] = {
+    "FP8": ({"quant_method": "fbgemm_fp8"}, 1.0),
+    "FP8 blocks": (_FP8_BLOCKS, 1.0),
+    BY_TORCH: (_FP8_BLOCKS, 1.0),
+    "INT4": (_INT4, 0.5 + 2 / 128),
+}
+"""Of weights: a quantization_config, and the bytes of an element with its share of a scale."""
 
 
 class ReadyEngine:
@@ -47,11 +60,19 @@ class ReadyEngine:
     def __init__(
         self, shape: Shape, sizes: Sizes, *, dtype: torch.dtype, device: str, weights: str = ""
     ) -> None:
-        ops = triton_operations(device)
+        draw, types = None, frozenset[str]()
         if weights:
-            ops = RoundingOperations(ops.device)
-            ops.name_of_format = weights
-        model = load_dummy_model(shape, dtype=dtype, ops=ops, max_model_len=sizes.max_model_len)
+            fields, _ = FORMATS[weights]
+            how = read_quantisation({"quantization_config": fields}, Path(weights))
+            assert how is not None
+            draw, types = RandomLayers(fields, how, Path(weights)).draw, frozenset({how.type_name})
+        ops = triton_operations(device, quantised_types=types)
+        fp8.BLOCKS_BY_LIBRARY = weights == BY_TORCH
+        if fp8.BLOCKS_BY_LIBRARY and not fp8.library_multiplies_blocks(ops.device):
+            raise ValueError(f"torch multiplies no blocks of float8 on {ops.device}")
+        model = load_dummy_model(
+            shape, dtype=dtype, ops=ops, max_model_len=sizes.max_model_len, draw_quantised=draw
+        )
         self.engine = EngineRun(model, ops, sizes, dtype=dtype)
         self.vocab_size = model.spec.vocab_size
         for pool in self.engine.runner.storage.pools:  # zeros run faster than real data
@@ -324,6 +345,11 @@ def quantised_timings() -> list[TimingGroup]:
     name, groups = "Llama-3.1-8B", list[TimingGroup]()
     checks = {
         "FP8": (partial(fp8_linear.check, 300, 4096, 3072), fp8_linear.ROUNDING),
+        "FP8 blocks": (partial(fp8_linear.check_blocks, 300, 4096, 3072), fp8_linear.ROUNDING),
+        BY_TORCH: (
+            partial(fp8_linear.check_blocks, 300, 4096, 3072, by_library=True),
+            fp8_linear.ROUNDING,
+        ),
         "INT4": (
             partial(quantised_linear.check, 63, 3072, 4096, num_bits=4),
             quantised_linear.ROUNDING,

@@ -3,6 +3,7 @@
 import pytest
 import torch
 
+from kernels.triton.linear.fp8 import library_multiplies_blocks
 from kernels.triton.linear.gguf_blocks import GGUF_TYPES
 from tests.gpu.checks import dense_linear, fp8_linear, moe, quantised_linear
 from tests.gpu.checks.errors import INVARIANT_ROWS
@@ -90,6 +91,20 @@ def test_a_float8_product_is_that_of_the_rounded_operands(
 ):
     error = fp8_linear.check(rows, inputs, outputs, device=device, grouped=grouped)
     assert error <= tolerance
+
+
+@pytest.mark.parametrize("by_library", [False, True])
+@pytest.mark.parametrize(
+    ("rows", "inputs", "outputs"),
+    [on_gpu(rows, *each) for rows in (65, 300, 8192) for each in ((4096, 6144), (14464, 384))],
+)
+def test_blocks_of_float8_are_multiplied_by_our_kernel_and_by_the_library(
+    rows, inputs, outputs, by_library, device
+):
+    if by_library and not library_multiplies_blocks(torch.device(device)):
+        pytest.skip("torch multiplies blocks on Hopper alone, since CUDA 12.9")
+    error = fp8_linear.check_blocks(rows, inputs, outputs, device=device, by_library=by_library)
+    assert error <= fp8_linear.ROUNDING
 
 
 @pytest.mark.parametrize("num_bits", [8, 4])

@@ -1,28 +1,35 @@
 """Products in float8 (e4m3): scales of weights by output or by 128 inputs of each; activations are
 rounded by token, by 128 inputs of a token, or by a scale that the model's files give.
 
-A token's rounding depends on the token alone. Up to 64 rows, and with `batch_invariant` for all,
-the product is our kernel's, in splits along E that follow from the weight's shape alone."""
+A token's rounding depends on the token alone. Up to 64 rows, for blocks unless
+`BLOCKS_BY_LIBRARY`, and with `batch_invariant` for all, the product is our kernel's; of few rows in
+splits along E that follow from the weight's shape alone."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 import triton
 import triton.language as tl
 
 from kernels.triton.bound_launch import BoundLaunches, Launch
 from kernels.triton.device_limits import dependent_launch
-from kernels.triton.fp8_rounding import GROUP, quantise_rows
+from kernels.triton.fp8_rounding import GROUP, SCALE_STRIDES, quantise_rows, whole_columns
 from kernels.triton.linear.dense import ROW_TILES, row_tiles_side_by_side
 from kernels.triton.linear.quantised import add_parts, choose_splits
 from kernels.triton.tensor_checks import FLOATS, check_tensor
 
 BLOCK_K = 128
+BLOCKS_BY_LIBRARY = False
+"""Whether blocks of 128 x 128 weights go to torch's product where it has one, above 64 rows.
+False is what has run."""
 
 _MULTIPLE = 16
 _FEW_ROWS = 64
+_CUDA_WITH_BLOCKS = (12, 9)
+_SCALES_A_READ = 4
 _ROWS_A_LAUNCH = 1024
 """Of a product in splits: bounds the memory of the parts that are still to be added."""
 
@@ -38,12 +45,15 @@ class Float8Weight:
             128 outputs share theirs.
         input_scale: float32 [1], of all activations; None: it follows from them.
         has_product: the device's library multiplies float8 by rows; resolved once, at load.
+        library_scales_GN: float32 [G rounded up to 4, N / 128], a block of outputs' side by side
+            in memory: the scales where the library multiplies blocks; resolved once, at load.
     """
 
     weight_NE: torch.Tensor
     scales_NG: torch.Tensor
     input_scale: torch.Tensor | None = None
     has_product: bool = False
+    library_scales_GN: torch.Tensor | None = None
 
     @property
     def num_inputs(self) -> int:
@@ -64,13 +74,30 @@ class Float8Weight:
     @property
     def rounding(self) -> dict[str, Any]:
         """Options of `quantise_rows` for activations."""
-        return {"grouped": self.is_grouped, "given": self.input_scale}
+        in_columns = self.library_scales_GN is not None
+        return {"grouped": self.is_grouped, "given": self.input_scale, "in_columns": in_columns}
+
+
+def library_multiplies_blocks(device: torch.device) -> bool:
+    """Whether torch's product takes scales of 1 x 128 by 128 x 128: on Hopper, since CUDA 12.9."""
+    if device.type != "cuda" or torch.cuda.get_device_capability(device)[0] != 9:
+        return False
+    return tuple(map(int, (torch.version.cuda or "0").split(".")[:2])) >= _CUDA_WITH_BLOCKS
 
 
 def prepare_float8(
-    weight_NE: torch.Tensor, scales_NG: torch.Tensor, input_scale: torch.Tensor | None = None
+    weight_NE: torch.Tensor,
+    scales_NG: torch.Tensor,
+    input_scale: torch.Tensor | None = None,
+    *,
+    blocks_by_library: bool | None = None,
 ) -> Float8Weight:
-    """Take a weight over, at load time. Raises ValueError: scales that do not fit."""
+    """Take a weight over, at load time. Raises ValueError: scales that do not fit.
+
+    Args:
+        blocks_by_library: scales of blocks are brought into the library's layout, too. None: as
+            `BLOCKS_BY_LIBRARY` says, on a device where it takes them.
+    """
     num_outputs, num_inputs = weight_NE.shape
     # one block of 128 inputs is one scale a row, but then its activations have that, too
     if scales_NG.shape not in ((num_outputs, 1), (num_outputs, num_inputs / GROUP)):
@@ -83,14 +110,29 @@ def prepare_float8(
         blocks = scales_NG.unflatten(0, (-1, GROUP))
         if bool((blocks == blocks[:, :1]).all()):
             scales_NG = blocks[:, 0]
+    if blocks_by_library is None:
+        blocks_by_library = BLOCKS_BY_LIBRARY and library_multiplies_blocks(device)
+    scales_NG = scales_NG.float().contiguous()
+    is_by_library = blocks_by_library and len(scales_NG) < num_outputs
     return Float8Weight(
         weight_NE=weight_NE.contiguous(),
-        scales_NG=scales_NG.float().contiguous(),
+        scales_NG=scales_NG,
         input_scale=input_scale,
+        library_scales_GN=library_scales(scales_NG) if is_by_library else None,
         has_product=device.type == "cuda"
         and scales_NG.shape[1] == 1
         and num_outputs % _MULTIPLE == num_inputs % _MULTIPLE == 0,
     )
+
+
+def library_scales(scales_NG: torch.Tensor) -> torch.Tensor:
+    """`Float8Weight.library_scales_GN` of [N / 128, G]; what is behind G is 0.
+
+    cuBLAS finds the scale of outputs n and inputs k at n // 128 * G' + k // 128, G' being G rounded
+    up to 4. torch.nn.functional.scaled_mm refuses other strides; torch._scaled_mm of some versions
+    takes G, and then what cuBLAS reads is wrong unless G is a multiple of 4."""
+    padded = F.pad(scales_NG, (0, -scales_NG.shape[1] % _SCALES_A_READ))
+    return padded.t()
 
 
 def join_float8(weights: Sequence[Float8Weight]) -> Float8Weight:
@@ -168,7 +210,7 @@ def add_float8(
     return acc_NM + part_NM
 
 
-@triton.jit(do_not_specialize=["num_rows"])
+@triton.jit(do_not_specialize=["num_rows"], do_not_specialize_on_alignment=SCALE_STRIDES)
 def float8_kernel(
     q_ptr,  # float8_e4m3fn [T, K]
     scale_ptr,  # float32 [T, G]
@@ -177,6 +219,8 @@ def float8_kernel(
     bias_ptr,  # [N]; unused without HAS_BIAS
     out_ptr,  # [T, N]; with SPLITS > 1, float32 [SPLITS, T, N]
     num_rows,
+    scale_stride_t,
+    scale_stride_g,
     N: tl.constexpr,
     K: tl.constexpr,
     GROUPED: tl.constexpr,
@@ -212,7 +256,8 @@ def float8_kernel(
         valid_KM = (k_K < K)[:, None] & valid_M[None, :]
         q_KM = tl.load(q_ptr + m_M[None, :] * K + k_K[:, None], mask=valid_KM, other=0.0)
         if GROUPED:
-            at_M = scale_ptr + m_M * (K // BLOCK_K) + tl.minimum(k_start, K - 1) // BLOCK_K
+            group = tl.minimum(k_start, K - 1) // BLOCK_K
+            at_M = scale_ptr + m_M * scale_stride_t + group * scale_stride_g
             scale_M = tl.load(at_M, mask=valid_M, other=0.0)
         acc_NM = add_float8(
             acc_NM, q_KM, scale_M, w_ptr, w_scale_ptr, n_N, n_start, k_start, N, K, GROUPED,
@@ -272,8 +317,12 @@ def multiply_rounded(
     """`float8_linear` of what `quantise_rows` has made of a tensor of `dtype`."""
     (num_rows, _), num_outputs = q_TE.shape, weight.num_outputs
     is_few = num_rows <= _FEW_ROWS or batch_invariant
-    if not is_few and weight.has_product and dtype == torch.bfloat16:
-        return scaled_product(q_TE, scale_TG, weight, dtype, bias_N)
+    if not is_few and dtype == torch.bfloat16:
+        if weight.has_product:
+            return scaled_product(q_TE, scale_TG, weight, dtype, bias_N)
+        # whether cuBLAS adds a bias beside scales of blocks is not said
+        if weight.library_scales_GN is not None and bias_N is None:
+            return block_product(q_TE, scale_TG, weight, dtype)
     out_TN = torch.empty(num_rows, num_outputs, dtype=dtype, device=q_TE.device)
     constants, launch = product_configuration(
         weight, choose_tile_rows(num_rows, batch_invariant=batch_invariant), in_splits=is_few
@@ -305,7 +354,7 @@ def _multiply(
         (constants["BLOCK_M"], splits),
         lambda: Launch(
             grid,
-            (num_rows,),
+            (num_rows, *scale_TG.stride()),
             {
                 "HAS_BIAS": bias_N is not None,
                 **constants,
@@ -336,6 +385,28 @@ def scaled_product(
         use_fast_accum=False,
     )
     return out_TN
+
+
+def block_product(
+    q_TE: torch.Tensor, scale_TG: torch.Tensor, weight: Float8Weight, dtype: torch.dtype
+) -> torch.Tensor:
+    """`reference_float8_linear` of blocks by the library, in `dtype`; the first two as
+    `quantise_rows` gives them `in_columns`. Sums of 128 inputs are scaled in float32.
+
+    Layouts: `_scaled_block1x128_block128x128` of torch's aten/src/ATen/native/cuda/ScaledBlas.cpp.
+    Scales of tokens are [T, G] with strides (1, T), and T is a multiple of 4."""
+    assert weight.library_scales_GN is not None, "prepared for our kernel"
+    padded_TE, padded_TG = whole_columns(q_TE, scale_TG)
+    out_TN: torch.Tensor = F.scaled_mm(
+        padded_TE,
+        weight.weight_NE.t(),
+        padded_TG,
+        F.ScalingType.BlockWise1x128,
+        weight.library_scales_GN,
+        F.ScalingType.BlockWise128x128,
+        output_dtype=dtype,
+    )
+    return out_TN[: len(q_TE)]
 
 
 def choose_tile_rows(num_rows: int, *, batch_invariant: bool = False) -> int:

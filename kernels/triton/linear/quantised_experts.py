@@ -208,7 +208,7 @@ def grouped_quantised(
     scale_RG = None
     more: tuple[torch.Tensor | None, ...] = (None, None)
     if isinstance(weight, Float8Weight):
-        a_RK, scale_RG = quantise_rows(a_RK, **weight.rounding)
+        a_RK, scale_RG = quantise_rows(a_RK, grouped=weight.is_grouped, given=weight.input_scale)
         codes = weight.weight_NE
     else:
         codes, more = weight.packed_NJ, (weight.offsets_NG, weight.supers_NSC)

@@ -55,6 +55,20 @@ def check(num_rows: int, inputs: int, outputs: int, *, device: str, grouped: boo
     return row_error(float8_linear(x_TE, weight, bias_N), reference)
 
 
+def check_blocks(
+    num_rows: int, inputs: int, outputs: int, *, device: str, by_library: bool = False
+) -> float:
+    """As `check`, of scales of 128 x 128 weights, by the library's product or our kernel's."""
+    weight_NE = torch.randn(outputs, inputs, device=device).mul_(inputs**-0.5)
+    codes_NE, scales_NG = reference_quantise_rows(weight_NE, grouped=True)
+    of_blocks = scales_NG[::128] * torch.rand_like(scales_NG[::128]).add_(0.5)
+    scales_NG = of_blocks.repeat_interleave(128, dim=0)[:outputs]
+    weight = prepare_float8(codes_NE, scales_NG, blocks_by_library=by_library)
+    x_TE = torch.randn(num_rows, inputs, dtype=torch.bfloat16, device=device)
+    reference = reference_float8_linear(*quantise_rows(x_TE, grouped=True), weight)
+    return row_error(float8_linear(x_TE, weight), reference)
+
+
 def check_same_bits(
     inputs: int,
     outputs: int,

@@ -32,6 +32,7 @@ from kernels.triton.attention import prefill as attention_prefill
 from kernels.triton.attention import rotary_cache
 from kernels.triton.attention import work as attention_work
 from kernels.triton.device_limits import HOPPER_SHARED_BYTES, SHORT_SHARED_BYTES
+from kernels.triton.fp8_rounding import SCALE_STRIDES
 from kernels.triton.linear import dense as dense_linear
 from kernels.triton.linear import expert_routing as moe_routing
 from kernels.triton.linear import experts as moe_linear
@@ -149,6 +150,11 @@ def _taken(kernel: Any, values: Mapping[str, Any]) -> dict[str, Any]:
     return {name: values[name] for name in kernel.arg_names if name in values}
 
 
+def _scale_strides(num_scales: int, *, in_columns: bool = False) -> dict[str, int]:
+    """Of scales of activations of float8, so many a row."""
+    return dict(zip(SCALE_STRIDES, (1, 300) if in_columns else (num_scales, 1), strict=True))
+
+
 ROUNDINGS: dict[str, dict[str, Any]] = {
     "row": {"ROUNDS": True, "IS_GIVEN": False, "GROUP": 0},
     "group": {"ROUNDS": True, "IS_GIVEN": False, "GROUP": fp8_rounding.GROUP},
@@ -182,7 +188,8 @@ def activations() -> Iterator[KernelVariant]:
             name=f"{'gelu' if is_gelu else 'silu'} F={width} rounded by {name}",
             kernel=activation.activation_rounded_kernel,
             arguments={"gate_up_ptr": BF16, "out_ptr": FP8, "scales_ptr": FP32}
-            | {"given_ptr": FP32, "gate_up_stride_t": 2 * width},
+            | {"given_ptr": FP32, "gate_up_stride_t": 2 * width}
+            | _scale_strides(width // rounding["GROUP"] if rounding["GROUP"] else 1),
             constants=constants | {"PDL": True},
             num_warps=activation.num_warps_of(constants["BLOCK_F"]),
         )
@@ -528,11 +535,12 @@ def float8_products() -> Iterator[KernelVariant]:
             | {"given_ptr": FP32 if is_given else None},
             constants=fp8_rounding.row_constants(width) | {"IS_GIVEN": is_given, "PDL": True},
         )
-    for width in (2048, 14336):
+    for width, in_columns in ((2048, False), (14336, False), (14336, True)):
         yield KernelVariant(
-            name=f"quantise groups of rows of {width}",
+            name=f"quantise groups of rows of {width}{', in columns' * in_columns}",
             kernel=fp8_rounding.quantise_groups_kernel,
-            arguments={"x_ptr": BF16, "q_ptr": FP8, "scale_ptr": FP32, "x_stride": width},
+            arguments={"x_ptr": BF16, "q_ptr": FP8, "scale_ptr": FP32, "x_stride": width}
+            | _scale_strides(width // 128, in_columns=in_columns),
             constants=fp8_rounding.group_constants(width) | {"PDL": True},
         )
     for outputs, inputs, grouped in ((6144, 4096, True), (6144, 4096, False), (576, 2048, True)):
@@ -542,15 +550,20 @@ def float8_products() -> Iterator[KernelVariant]:
             weight_NE=torch.empty(outputs, inputs, dtype=FP8, device="meta"),
             scales_NG=torch.empty(rows, groups if grouped else 1, device="meta"),
         )
-        for rows, in_splits in ((16, True), (32, True), (64, True), (128, False)):
+        tiles = [(16, True, False), (32, True, False), (64, True, False), (128, False, False)]
+        if groups == 32 and grouped:  # also read by the library
+            tiles += [(64, True, True)]
+        for rows, in_splits, in_columns in tiles:
             constants, launch = fp8_linear.product_configuration(weight, rows, in_splits=in_splits)
             splits = constants["SPLITS"]
             yield KernelVariant(
-                name=f"float8 {inputs} -> {outputs}, {rows} rows{', grouped' * grouped}",
+                name=f"float8 {inputs} -> {outputs}, {rows} rows{', grouped' * grouped}"
+                + ", in columns" * in_columns,
                 kernel=fp8_linear.float8_kernel,
                 arguments=_pointers(FP8, "q w")
                 | _pointers(FP32, "scale w_scale")
-                | {"bias_ptr": None, "out_ptr": BF16 if splits == 1 else FP32, "num_rows": rows},
+                | {"bias_ptr": None, "out_ptr": BF16 if splits == 1 else FP32, "num_rows": rows}
+                | _scale_strides(groups if grouped else 1, in_columns=in_columns),
                 constants=constants | {"HAS_BIAS": False, "PDL": True},
                 max_spill_bytes=16 if outputs % 128 and rows == 128 else 0,
                 spill_reason="a scale an output of 128, masks of both sides" * (rows == 128),
@@ -794,7 +807,8 @@ def _norm(
         | {"weight_ptr": weight, "out_ptr": out, "eps": 1e-6}
         | {"scales_ptr": FP32 if rounds else weight}
         | {"given_ptr": FP32 if constants["IS_GIVEN"] else weight}
-        | dict.fromkeys(("x_stride_t", "residual_stride_t", "out_stride_t"), E),
+        | dict.fromkeys(("x_stride_t", "residual_stride_t", "out_stride_t"), E)
+        | _scale_strides(E // constants["GROUP"] if constants["GROUP"] else 1),
         constants=norm.constants_of(E) | {"PDL": True, **constants},
         num_warps=norm.num_warps_of(E),
     )

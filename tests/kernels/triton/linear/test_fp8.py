@@ -2,16 +2,20 @@
 
 import pytest
 import torch
+import torch.nn.functional as F
 
+from kernels.triton.activation import gated_rounded
 from kernels.triton.fp8_rounding import FP8_MAX, quantise_rows, reference_quantise_rows
 from kernels.triton.linear import fp8 as module
 from kernels.triton.linear.fp8 import (
     float8_linear,
     join_float8,
+    library_multiplies_blocks,
     prepare_float8,
     reference_float8_linear,
     scaled_product,
 )
+from kernels.triton.norm import add_rms_norm_rounded
 from tests.gpu.checks.fp8_linear import SUM_ERROR
 
 
@@ -161,6 +165,81 @@ def test_the_library_product_has_the_meaning_of_the_reference():
     except (RuntimeError, NotImplementedError) as error:
         pytest.skip(f"no float8 product by rows here: {error}")
     assert (result.float() - expected).abs().max() <= 2**-8 * expected.abs().max()
+
+
+def blocks_product(a, b, scale_a, recipe_a, scale_b, recipe_b, *, output_dtype):
+    """torch's product of blocks as its source checks layouts and as cuBLAS reads memory."""
+    (rows, inputs), outputs = a.shape, b.shape[1]
+    groups = inputs // 128
+    stride = -(-groups // 4) * 4
+    assert (recipe_a, recipe_b) == (F.ScalingType.BlockWise1x128, F.ScalingType.BlockWise128x128)
+    assert rows % 4 == 0
+    assert (a.stride(), b.stride()) == ((inputs, 1), (1, inputs))
+    assert (scale_a.shape, scale_a.stride()) == ((rows, groups), (1, rows))
+    assert (scale_b.shape, scale_b.stride()) == ((stride, outputs // 128), (1, stride))
+    of_tokens = scale_a.as_strided((rows * groups,), (1,), scale_a.storage_offset())
+    of_blocks = scale_b.as_strided((stride * outputs // 128,), (1,), scale_b.storage_offset())
+    result = torch.zeros(rows, outputs)
+    m, n = torch.arange(rows), torch.arange(outputs)
+    for group in range(groups):
+        k = slice(128 * group, 128 * (group + 1))
+        part = a[:, k].float() @ b[k].float()
+        scales_N = of_blocks[n // 128 * stride + group]
+        result += part * of_tokens[group * rows + m][:, None] * scales_N
+    return result.to(output_dtype)
+
+
+@pytest.mark.parametrize(("rows", "inputs"), [(66, 640), (129, 512), (68, 256)])
+def test_blocks_go_to_the_library_in_the_layouts_that_it_reads(monkeypatch, rows, inputs):
+    monkeypatch.setattr(module.F, "scaled_mm", blocks_product)
+    torch.manual_seed(rows)
+    codes = make_weight(384, inputs).weight_NE
+    scales = (torch.rand(3, inputs // 128) + 0.5).repeat_interleave(128, dim=0)
+    weight = prepare_float8(codes, scales, blocks_by_library=True)
+    x = torch.randn(rows, inputs).bfloat16()
+    expected = reference_float8_linear(*quantise_rows(x, grouped=True), weight)
+    result = float8_linear(x, weight)
+    assert result.shape == (rows, 384)
+    assert (result.float() - expected).abs().max() <= 2**-8 * expected.abs().max()
+    joined = join_float8([weight, weight])  # as a layer's device says, which here has none
+    assert joined.library_scales_GN is None
+    own = float8_linear(x[:5].float(), weight)  # our kernel reads scales in columns, too
+    assert (own - expected[:5]).abs().max() <= SUM_ERROR * expected[:5].abs().max()
+
+
+@pytest.mark.parametrize("rows", [1, 6])
+def test_scales_in_columns_are_those_in_rows(rows):
+    x, gate_up = torch.randn(rows, 384), torch.randn(rows, 768)
+    residual, weight = torch.randn(rows, 384), torch.ones(384)
+    for rounded in (
+        lambda **options: quantise_rows(x, **options),
+        lambda **options: gated_rounded(gate_up, **options),
+        lambda **options: add_rms_norm_rounded(x, residual.clone(), weight, 1e-6, **options),
+    ):
+        codes, scales = rounded(grouped=True)
+        same_codes, columns = rounded(grouped=True, in_columns=True)
+        assert torch.equal(codes.float(), same_codes.float())
+        assert torch.equal(scales, columns)
+        assert columns.stride() == (1, -(-rows // 4) * 4)
+
+
+@pytest.mark.parametrize(
+    ("capability", "cuda", "expected"),
+    [
+        ((9, 0), "12.9", True),
+        ((9, 0), "13.0", True),
+        ((9, 0), "12.8", False),
+        ((8, 9), "13.0", False),
+        ((10, 0), "13.0", False),
+    ],
+)
+def test_the_library_multiplies_blocks_on_hopper_since_cuda_12_9(
+    monkeypatch, capability, cuda, expected
+):
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
+    monkeypatch.setattr(torch.version, "cuda", cuda)
+    assert library_multiplies_blocks(torch.device("cuda")) is expected
+    assert not library_multiplies_blocks(torch.device("cpu"))
 
 
 def test_joined_weights_keep_their_scales_and_take_the_largest_of_their_activations():
