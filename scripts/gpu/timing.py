@@ -151,6 +151,7 @@ FAMILIES = {
     "kernels": "scripts.gpu.kernel_timings:all_timings",
     "crossings": "scripts.gpu.kernel_timings:crossing_timings",
     "long": "scripts.gpu.daemon_timings:long_timings",
+    "arriving": "scripts.gpu.daemon_timings:arriving_timings",
 }
 """In the order of their worth, should time be up. A process of its own costs each some seconds."""
 

@@ -27,11 +27,13 @@ _STOP_S = 20.0
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class ClientRequest:
-    """A request of a client. `leave_after`: tokens after which the client goes away."""
+    """A request of a client. `leave_after`: tokens after which the client goes away.
+    `arrival_s`: after the first of all can be sent."""
 
     prompt: list[int]
     num_output: int
     leave_after: int | None = None
+    arrival_s: float = 0.0
 
 
 @dataclasses.dataclass(slots=True)
@@ -50,6 +52,7 @@ class ClientResult:
     finish_reason: str | None = None
     detail: str | None = None
     first_token_s: float | None = None
+    last_token_s: float | None = None
 
 
 def is_wrong(wanted: ClientRequest, seen: ClientResult, vocab_size: int) -> bool:
@@ -66,7 +69,7 @@ class DaemonRun:
     """`with DaemonRun(shape, device="cuda") as daemon:` serves inside, and has ended afterwards.
 
     Args:
-        shape: the config.json.
+        model: a config.json, of random weights; or a folder.
         options: more of the daemon's command line.
         start_limit_s: for the ready line.
 
@@ -75,13 +78,21 @@ class DaemonRun:
     """
 
     def __init__(
-        self, shape: Shape, *, device: str, options: Sequence[str] = (), start_limit_s: float = 150
+        self,
+        model: Shape | Path,
+        *,
+        device: str,
+        options: Sequence[str] = (),
+        start_limit_s: float = 150,
     ) -> None:
         self._folder = tempfile.TemporaryDirectory(prefix="daemon-")
         folder = Path(self._folder.name)
-        (folder / "config.json").write_text(json.dumps(shape))
-        command = [sys.executable, "-m", "engine_core.cli", "--load-format", "dummy"]
-        command += ["--model-config", str(folder / "config.json"), "--device", device]
+        command = [sys.executable, "-m", "engine_core.cli", "--device", device]
+        if isinstance(model, Path):
+            command += ["--model", str(model)]
+        else:
+            (folder / "config.json").write_text(json.dumps(model))
+            command += ["--load-format", "dummy", "--model-config", str(folder / "config.json")]
         command += ["--bind", f"ipc://{folder}/socket", "--exit-on-stdin-eof", *options]
         self._log = folder / "log"
         self._limit_s = start_limit_s
@@ -132,7 +143,7 @@ class DaemonRun:
         temperature: float = 0.6,
         output_kind: RequestOutputKind = RequestOutputKind.DELTA,
     ) -> list[ClientResult]:
-        """All of them at once, of one client."""
+        """All of them, of one client, each when it arrives."""
         return run(_serve(self.ready["address"], requests, temperature, output_kind))
 
     def statistics(self) -> EngineStatistics:
@@ -181,7 +192,9 @@ async def _serve(
 async def _follow(
     llm: AsyncLLM, wanted: ClientRequest, *, temperature: float, output_kind: RequestOutputKind
 ) -> ClientResult:
-    seen, started_s = ClientResult(), time.perf_counter()
+    seen = ClientResult()
+    await asyncio.sleep(wanted.arrival_s)
+    started_s = time.perf_counter()
     params = SamplingParams(
         max_tokens=wanted.num_output,
         temperature=temperature,
@@ -194,6 +207,7 @@ async def _follow(
         completion = output.outputs[0]
         if seen.first_token_s is None:
             seen.first_token_s = time.perf_counter() - started_s
+        seen.last_token_s = time.perf_counter() - started_s
         seen.tokens += completion.token_ids
         seen.num_ends += output.finished
         seen.finish_reason, seen.detail = completion.finish_reason, completion.detail
