@@ -140,7 +140,7 @@ def _quantised(
     inner = inner_text(config) or {}
     config = {name: inner[name] for name in _HOW_QUANTISED if inner.get(name)} | config
     how = read_quantisation(config, folder)
-    fields = next((config[name] for name in _HOW_QUANTISED if config.get(name)), {})
+    fields: Fields = next((config[name] for name in _HOW_QUANTISED if config.get(name)), {})
     return _without(config, _HOW_QUANTISED), fields, how
 
 

@@ -110,7 +110,8 @@ def measure_poisson(
             before = daemon.statistics()
             seen = daemon.serve(requests)
             after = daemon.statistics()
-            if any(is_wrong(*pair, shape["vocab_size"]) for pair in zip(requests, seen)):
+            pairs = zip(requests, seen, strict=True)
+            if any(is_wrong(*pair, shape["vocab_size"]) for pair in pairs):
                 raise RuntimeError(f"a request of {len(requests)} was served wrongly")
             first = [each.first_token_s or 0.0 for each in seen]
             each_s = [
@@ -159,8 +160,9 @@ def daemon_timings() -> list[TimingGroup]:
 
 def arriving_timings() -> list[TimingGroup]:
     """The same model as requests arrive at random; and where no bit may depend on the batch."""
-    name, measured = "daemon, Llama-3.1-8B, Poisson", partial(
-        measure_poisson, PUBLISHED["Llama-3.1-8B"]
+    name, measured = (
+        "daemon, Llama-3.1-8B, Poisson",
+        partial(measure_poisson, PUBLISHED["Llama-3.1-8B"]),
     )
     options = (*OPTIONS, "--capture-at-start", "--batch-invariant")
     invariant = partial(measured, rates=(20,), seconds=30, options=options)

@@ -10,6 +10,8 @@ import torch.nn.functional as F
 
 from kernels.interface.weights import ExpertRouting
 from kernels.triton.activation import silu_and_mul
+from kernels.triton.attention import decode
+from kernels.triton.attention.lists import SHORTEST_SPLIT
 from kernels.triton.fp8_rounding import reference_quantise_rows
 from kernels.triton.linear.dense import dense_linear as own_linear
 from kernels.triton.linear.expert_routing import route
@@ -186,17 +188,34 @@ def time_attention(
     heads: Heads,
     decodes: Sequence[Request],
     prefills: Sequence[Request],
-    programs_a_multiprocessor: int | None = None,
     *,
+    ahead: bool = False,
+    shortest_split: int = SHORTEST_SPLIT,
     device: str = "cuda",
 ) -> Work:
-    """One layer's attention of a step that is planned already."""
+    """One layer's attention of a step that is planned already, with as many programs as are served.
+    `ahead`, `shortest_split`: see `decode.AHEAD` and `SHORTEST_SPLIT`."""
+    programs = decode.programs_a_multiprocessor(
+        head_size=heads.head_size,
+        group_size=heads.num_query_heads // heads.num_kv_heads,
+        kv_bytes=(heads.kv_dtype or heads.dtype).itemsize,
+    )
     step = attention.make_step(
-        heads, decodes, prefills, device=device, a_multiprocessor=programs_a_multiprocessor
+        heads,
+        decodes,
+        prefills,
+        device=device,
+        a_multiprocessor=programs,
+        shortest_split=shortest_split,
     )
     out = torch.empty_like(step.q_THD)
+
+    def call() -> None:
+        decode.AHEAD = ahead
+        step.attend(out)
+
     return Work(
-        call=lambda: step.attend(out),
+        call=call,
         num_bytes=step.num_bytes(),
         num_flops=step.num_flops() if prefills else 0.0,
     )
@@ -333,21 +352,28 @@ def crossing_timings() -> list[TimingGroup]:
     return [TimingGroup("crossings", check, quantised_linear.ROUNDING, timings)]
 
 
+VARIANTS: dict[str, dict[str, Any]] = {
+    "": {},
+    ", asked ahead": {"ahead": True},
+    ", splits of 64": {"shortest_split": 64},
+    ", splits of 64 asked ahead": {"shortest_split": 64, "ahead": True},
+}
+"""Of decodes, by what their rows' titles end in."""
+
+
 def attention_timings() -> list[TimingGroup]:
     def group(
         name: str,
         heads: Heads,
         decodes: Sequence[tuple[int, int]],
         prefills: dict[str, list[Request]],
-        num_programs: tuple[int, ...] = (3,),
+        variants: Sequence[str] = ("",),
     ) -> TimingGroup:
-        """Decodes of (batch, length) with each number of programs a multiprocessor."""
+        """Decodes of (batch, length), each in variants of `VARIANTS`."""
         timings: dict[str, Callable[[], Work]] = {}
-        for batch, length in decodes:
-            for programs in num_programs:
-                title = f"decode {name} {batch} x {length}"
-                title += f", {programs} programs" if len(num_programs) > 1 else ""
-                timings[title] = partial(time_attention, heads, [(length, 1)] * batch, [], programs)
+        for (batch, length), variant in itertools.product(decodes, variants):
+            title, requests = f"decode {name} {batch} x {length}{variant}", [(length, 1)] * batch
+            timings[title] = partial(time_attention, heads, requests, [], **VARIANTS[variant])
         for title, requests in prefills.items():
             timings[f"prefill {name} {title}"] = partial(time_attention, heads, [], requests)
         run = partial(attention.check, heads, attention.DECODES, attention.PREFILLS)
@@ -361,8 +387,8 @@ def attention_timings() -> list[TimingGroup]:
     decodes = [(1, 1024), (1, 32768), (64, 1024), (256, 1024)]
     title = "torch attention Llama-8B {}"
     return [
-        group("Llama-8B", LLAMA, decodes, prefills, (2, 4)),
-        group("Llama-8B fp8", fp8, decodes[2:], whole),
+        group("Llama-8B", LLAMA, decodes, prefills, [*VARIANTS]),
+        group("Llama-8B fp8", fp8, decodes[2:], whole, [*VARIANTS]),
         group("Qwen3-0.6B", QWEN_SMALL, [(256, 1024)], {}),
         group("SmolLM2", SMOL, [(64, 1024)], whole),
         _group("torch attention", _BY_TORCH, title, time_torch_attention, [(8192,)]),

@@ -41,7 +41,11 @@ PREFIX, CHUNK = 50_000, 50
 NUM_LOOP_STEPS = 60
 NUM_LISTED_KERNELS = 24
 MOST_SEQS = 256
-_FP8_BLOCKS = {"quant_method": "fp8", "activation_scheme": "dynamic", "weight_block_size": [128] * 2}
+_FP8_BLOCKS = {
+    "quant_method": "fp8",
+    "activation_scheme": "dynamic",
+    "weight_block_size": [128] * 2,
+}
 _INT4 = {"quant_method": "gptq", "bits": 4, "group_size": 128}
 BY_TORCH = "FP8 blocks by torch"
 FORMATS: dict[str, tuple[dict[str, Any], float]] = {

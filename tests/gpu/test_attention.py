@@ -37,9 +37,13 @@ def in_fp8(heads):
     [
         in_interpreter(SMALL, FEW_DECODES, FEW_PREFILLS, {}, 1e-5, id="small"),
         in_interpreter(WINDOW, FEW_DECODES, FEW_PREFILLS, ALL_OPTIONS, 1e-5, id="all options"),
+        in_interpreter(
+            SMALL, [(64, 1), (300, 1)], [], {"shortest_split": 64}, 1e-5, id="splits of 64"
+        ),
         in_interpreter(SMALL_FP8, [(65, 1)], [(9, 9)], {}, 1e-5, id="small fp8"),
         on_gpu(LLAMA, DECODES, [], {}, ROUNDING, id="decode Llama-3.1-8B"),
         on_gpu(LLAMA, [], PREFILLS, {}, ROUNDING, id="prefill Llama-3.1-8B"),
+        on_gpu(LLAMA, DECODES, [], {"shortest_split": 64}, ROUNDING, id="splits of 64"),
         on_gpu(LLAMA, SPECULATIVE, [], {}, ROUNDING, id="speculative decode"),
         *(
             on_gpu(heads, DECODES, PREFILLS, options, ROUNDING, id=f"mixed {name}")

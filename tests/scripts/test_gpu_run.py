@@ -263,6 +263,17 @@ def test_a_tiny_hybrid_is_right_and_a_wrong_one_is_seen(monkeypatch):
         step_timings.measure_error("lfm2", torch.float32, **options)
 
 
+def test_a_daemon_is_measured_as_requests_arrive():
+    options = ("--max-num-seqs", "8", "--max-model-len", "128", "--num-blocks", "64")
+    figures = daemon_timings.measure_poisson(
+        TINY, rates=(20,), seconds=1, prompt=(3, 20), output=(3, 9), options=options, device="cpu"
+    )
+    assert figures["20/s requests"] > 5
+    assert 0 < figures["20/s ttft_median_ms"] <= figures["20/s ttft_p99_ms"]
+    assert figures["20/s tpot_median_ms"] > 0
+    assert sum(figures["20/s steps_up_to"].values()) == figures["20/s steps"] > 3
+
+
 def test_the_daemon_is_measured():
     options = ("--max-num-seqs", "8", "--max-model-len", "128", "--num-blocks", "64")
     figures = daemon_timings.measure_daemon(

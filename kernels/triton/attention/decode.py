@@ -11,6 +11,21 @@ from kernels.triton.attention.reduce import all_arrived, join_splits
 from kernels.triton.attention.tile import attend_tile
 from kernels.triton.bound_launch import BoundLaunches, Launch
 
+AHEAD = False
+"""Whether a piece's first keys are asked for while the one before it is joined. False is what has
+run."""
+INTERPRETED = tl.constexpr(triton.knobs.runtime.interpret)
+
+
+@triton.jit
+def _ask_for(cache, at_NL):
+    """Bring lines into the L2; nothing waits for them."""
+    if not INTERPRETED:
+        tl.inline_asm_elementwise(
+            "prefetch.global.L2 [$1]; mov.u32 $0, 0;", "=r,l", [(cache + at_NL).to(tl.int64)],
+            dtype=tl.int32, is_pure=False, pack=1,
+        )  # fmt: skip
+
 
 @triton.jit(do_not_specialize=["window", "table_stride"])
 def decode_kernel(
@@ -53,6 +68,7 @@ def decode_kernel(
     HAS_SOFTCAP: tl.constexpr,
     HAS_ALIBI: tl.constexpr,
     HAS_SINKS: tl.constexpr,
+    AHEAD: tl.constexpr,
     PDL: tl.constexpr,
 ):
     """Program p takes pieces p, p + P, ...; a piece is one split and one key/value head."""
@@ -89,6 +105,13 @@ def decode_kernel(
         k_cache = k_cache_BKSD + kv_head * HEAD_STRIDE
         v_cache = v_cache_BKSD + kv_head * HEAD_STRIDE
         table = block_table_RM + request * table_stride
+        if AHEAD:  # of the next piece; the last one's are its own
+            next_piece = tl.minimum(piece + tl.num_programs(0), num_pieces - 1)
+            next_entry = splits_W8 + tl.cast(next_piece // K, tl.int64) * 8
+            next_table = block_table_RM + tl.load(next_entry).to(tl.int64) * table_stride
+            next_N = tl.load(next_entry + 1) // BLOCK_N * BLOCK_N + tl.arange(0, BLOCK_N)
+            is_next_N = next_N < tl.load(next_entry + 2)
+            next_block_N = tl.load(next_table + next_N // S, mask=is_next_N, other=0)
         for first_key in range(key_start // BLOCK_N * BLOCK_N, key_stop, BLOCK_N):
             acc_MD, peak_M, total_M = attend_tile(
                 q_MD, acc_MD, peak_M, total_M, first_key, key_start, key_stop,
@@ -97,6 +120,14 @@ def decode_kernel(
                 D, D_PAD, S, BLOCK_STRIDE, SLOT_STRIDE, BLOCK_N, True, QUERIES == 1,
                 HAS_WINDOW, HAS_SOFTCAP, HAS_ALIBI, False,
             )  # fmt: skip
+        if AHEAD:
+            LINE: tl.constexpr = 1024 // k_cache_BKSD.dtype.element_ty.primitive_bitwidth
+            LINES: tl.constexpr = (D_PAD + LINE - 1) // LINE
+            next_at_N = next_block_N.to(tl.int64) * BLOCK_STRIDE + next_N % S * SLOT_STRIDE
+            next_at_N += tl.cast(next_piece % K, tl.int64) * HEAD_STRIDE
+            next_at_NL = next_at_N[:, None] + tl.arange(0, LINES)[None, :] * LINE
+            _ask_for(k_cache_BKSD, next_at_NL)
+            _ask_for(v_cache_BKSD, next_at_NL)
         seen_M = total_M > 0.0
         divisor_M = tl.where(seen_M, total_M, 1.0)
         if not HAS_ALIBI:
@@ -141,9 +172,10 @@ def decode_attention(call: AttentionCall) -> None:
             kv_bytes=call.k_cache_BKSD.element_size(),
             split_bound=work.split_bound,
         )
-        return call.launch((work.num_programs,), constants | launch)
+        return call.launch((work.num_programs,), constants | launch | {"AHEAD": AHEAD})
 
-    _launches(call.tensors(work.splits_W8, work.decode_arrivals_RK), call.options, prepare)
+    tensors = call.tensors(work.splits_W8, work.decode_arrivals_RK)
+    _launches(tensors, (call.options, AHEAD), prepare)
 
 
 _launches = BoundLaunches(decode_kernel)

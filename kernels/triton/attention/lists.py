@@ -35,27 +35,32 @@ tile splits  request, first token, token stop, position of first token, key star
 """
 
 
-def split_length(span: int) -> int:
+def split_length(span: int, shortest: int = SHORTEST_SPLIT) -> int:
     """Keys of a split of a request that sees `span` keys: 128 up to 1024 of them, then 256, doubled
     until 64 splits suffice."""
     if span <= SHORT_SPAN:
-        return SHORTEST_SPLIT
-    length = 2 * SHORTEST_SPLIT
+        return shortest
+    length = 2 * shortest
     while length * MOST_SPLITS < span:
         length *= 2
     return length
 
 
-def split_bound(max_seq_len: int, sliding_window: int | None, max_queries: int) -> int:
+def split_bound(
+    max_seq_len: int,
+    sliding_window: int | None,
+    max_queries: int,
+    shortest: int = SHORTEST_SPLIT,
+) -> int:
     """Most splits that a decode request can have; a window's first split may be cut anywhere."""
     span = max_seq_len if sliding_window is None else min(max_seq_len, sliding_window)
     longest = max(
-        -(-min(span, SHORT_SPAN) // SHORTEST_SPLIT),
-        min(MOST_SPLITS, -(-span // (2 * SHORTEST_SPLIT))),
+        -(-min(span, SHORT_SPAN) // shortest),
+        min(MOST_SPLITS, -(-span // (2 * shortest))),
     )
     if span == max_seq_len:
         return longest
-    return longest + 1 + -(-max_queries // SHORTEST_SPLIT)
+    return longest + 1 + -(-max_queries // shortest)
 
 
 def tile_split_length(num_tiles: int, span: int, num_kv_heads: int) -> int:

@@ -103,6 +103,7 @@ class WorkLimits:
             tiles. Then a token's bits depend on the chunk that it is in.
         both_sides: a token also sees what comes behind it. There are only tiles, whose keys are not
             split.
+        shortest_split: see `SHORTEST_SPLIT`, which is what has run; 64 is to be tried.
     Raises ValueError: heads that do not divide, too many heads or query tokens for a tile."""
 
     max_requests: int
@@ -115,6 +116,7 @@ class WorkLimits:
     sliding_window: int | None = None
     splits_tiles: bool = True
     both_sides: bool = False
+    shortest_split: int = SHORTEST_SPLIT
 
     def __post_init__(self) -> None:
         if self.num_query_heads % self.num_kv_heads:
@@ -138,7 +140,9 @@ class WorkLimits:
 
     @property
     def split_bound(self) -> int:
-        return split_bound(self.max_seq_len, self.sliding_window, self.max_decode_queries)
+        return split_bound(
+            self.max_seq_len, self.sliding_window, self.max_decode_queries, self.shortest_split
+        )
 
     @property
     def tile_slots(self) -> int:
@@ -299,7 +303,7 @@ def list_constants(limits: WorkLimits, *, has_decodes: bool) -> dict[str, int]:
     return {
         "QUERIES": limits.max_decode_queries if has_decodes else 0,
         "SHORT": SHORT_SPAN,
-        "SHORTEST": SHORTEST_SPLIT,
+        "SHORTEST": limits.shortest_split,
         "MOST": MOST_SPLITS,
         "TILE_QUERIES": limits.tile_queries,
         "TILE_MOST": limits.tile_slots,

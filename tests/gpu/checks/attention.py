@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 
+from kernels.triton.attention.lists import SHORTEST_SPLIT
 from tests.gpu.checks.errors import num_different, poison, row_error
 from tests.gpu.checks.paged_step import Heads, PagedStep, Request
 
@@ -50,10 +51,18 @@ def make_step(
     *,
     device: str,
     a_multiprocessor: int | None = None,
+    shortest_split: int = SHORTEST_SPLIT,
 ) -> PagedStep:
     """With as many programs as fill the device, or so many for each of its multiprocessors."""
     programs = num_programs(a_multiprocessor)
-    return PagedStep(heads, decodes, prefills, device=device, num_programs=programs)
+    return PagedStep(
+        heads,
+        decodes,
+        prefills,
+        device=device,
+        num_programs=programs,
+        shortest_split=shortest_split,
+    )
 
 
 def check(
@@ -64,10 +73,11 @@ def check(
     device: str,
     with_sinks: bool = False,
     with_alibi: bool = False,
+    shortest_split: int = SHORTEST_SPLIT,
     **options: Any,
 ) -> float:
     """The kernels against the specification, on a step of its own."""
-    step = make_step(heads, decodes, prefills, device=device)
+    step = make_step(heads, decodes, prefills, device=device, shortest_split=shortest_split)
     if with_sinks:
         options["sinks_H"] = torch.randn(heads.num_query_heads, device=device)
     if with_alibi:

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 from kernels.interface.operations import AttentionMetadata, AttentionParams
+from kernels.triton.attention.lists import SHORTEST_SPLIT
 from kernels.triton.attention.paged import paged_attention
 from kernels.triton.attention.work import AttentionWorkspace, WorkLimits
 from tests.gpu.checks.errors import poison
@@ -47,6 +48,7 @@ class PagedStep:
         device: str,
         num_programs: int,
         max_seq_len: int | None = None,
+        shortest_split: int = SHORTEST_SPLIT,
     ) -> None:
         requests = [*decodes, *prefills]
         size = heads.block_size
@@ -83,6 +85,7 @@ class PagedStep:
                 head_size=heads.head_size,
                 max_decode_queries=max((queries for _, queries in decodes), default=0),
                 sliding_window=heads.sliding_window,
+                shortest_split=shortest_split,
             ),
             device=torch.device(device),
             num_programs=num_programs,

@@ -272,6 +272,8 @@ def decode_attention() -> Iterator[KernelVariant]:
         (("fp32 G=4 D=128 S=16 window", FP32, 8, 4, 128, 16, FP32), "WINDOW", 1),
         (("bf16 G=8 D=64 S=16 window sinks", BF16, 8, 8, 64, 16, BF16), "WINDOW SINKS", 1),
     ]
+    ahead = (SERVED_HEADS[0], SERVED_HEADS[1], SERVED_HEADS[5])
+    cases += [((f"{name}, asked ahead", *heads), "AHEAD", 1) for name, *heads in ahead]
     for (name, dtype, kv_heads, group, head_size, block_size, kv_dtype), options, queries in cases:
         constants, launch = attention_decode.configuration(
             group_size=group,
@@ -283,14 +285,16 @@ def decode_attention() -> Iterator[KernelVariant]:
         spills: dict[str, Any] = {}
         if dtype == FP32 or queries > 5:
             spills = {"max_spill_bytes": JOIN_SPILL_BYTES, "spill_reason": JOIN_SPILL}
-        elif kv_dtype == FP8 or options == "WINDOW SOFTCAP":
+        elif kv_dtype == FP8 or options in ("WINDOW SOFTCAP", "AHEAD"):
             spills = {"max_spill_bytes": EDGE_SPILL_BYTES, "spill_reason": EDGE_SPILL}
         yield KernelVariant(
             name=f"decode {name}",
             kernel=attention_decode.decode_kernel,
             arguments=_attention_arguments(kv_heads, group, head_size, block_size, dtype, kv_dtype)
             | {"splits_W8": INT32, "counts_3": INT32, "arrivals_RK": INT32},
-            constants=constants | _attention_constants(kv_heads, block_size, head_size, options),
+            constants=constants
+            | _attention_constants(kv_heads, block_size, head_size, options)
+            | {"AHEAD": options == "AHEAD"},
             # of one warp: other programs' copies are under way
             needs_prefetch=launch["num_warps"] > 1,
             **spills,
