@@ -18,6 +18,7 @@ from kernels.interface.operations import (
 from kernels.interface.weights import LinearWeight, WeightPart
 
 LEAST_BITS = 4
+"""The fewest bits that files keep of a weight."""
 
 
 class FusedLinear:

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 _BLOCK = 128
 _DEVIATION = 0.02
-"""Of weights, as models are initialised."""
+"""Standard deviation of weights, as models are initialised."""
 _CODES = 100.0
 """Deviation of float8 numbers, of which the largest is 448."""
 _INPUT_SCALE = 0.05

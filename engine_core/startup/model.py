@@ -315,7 +315,7 @@ def _formats_of(packing: WeightPacking) -> str:
 
 
 def _is_folder(files: ModelFiles) -> bool:
-    """Or the config.json of one."""
+    """Whether these are a folder, or the config.json of one."""
     return files.path.is_dir() or not files.weight_files
 
 

@@ -358,7 +358,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
     ", splits of 64": {"shortest_split": 64},
     ", splits of 64 asked ahead": {"shortest_split": 64, "ahead": True},
 }
-"""Of decodes, by what their rows' titles end in."""
+"""Ways to run decodes, by what titles of their rows end in."""
 
 
 def attention_timings() -> list[TimingGroup]:
