@@ -32,14 +32,14 @@ random model is compared with transformers in `tests/engine_core/models`. An ada
 device that a family does not take is refused at start, by name.
 
 The text of a checkpoint with images or sounds is read whatever the wrapper; the encoders that run
-are in [multimodal.md](../guides/multimodal.md). Known of texts that a config.json does not name:
+stand in [images and sounds](../guides/multimodal.md). Texts known without their config.json:
 """
 _REST = """
 ## Everything else
 Other decoder-only models of transformers run through its modelling code over this engine's paged
 attention (OPT, GPT-2, Phi, Falcon, Apertus, Laguna, MiMo-V2-Flash, LongCat-Flash ...); slower,
 without ranks, untried on a GPU. Encoder-decoders:
-[encoder_decoder.md](../guides/encoder_decoder.md). Refused by name: Mamba-1 (Jamba), attention in
+[encoder-decoders](../guides/encoder_decoder.md). Refused by name: Mamba-1 (Jamba), attention in
 chunks (Llama 4), texts that transformers has only within another model (Step 3.5).
 
 Next: [files and names](../guides/model_files.md), [images and sounds](../guides/multimodal.md),
