@@ -73,7 +73,8 @@ class EngineClient(EngineCalls):
                 "`address`; to start one use `await AsyncLLM.launch(model, ...)`"
             )
         given = (address,) if isinstance(address, str) else tuple(address or ())
-        self.addresses = given or (default_address(),)
+        with as_invalid_input():
+            self.addresses = given or (default_address(),)
         if len(set(self.addresses)) < len(self.addresses):
             raise InvalidInput(f"an address is given twice: {', '.join(self.addresses)}; omit one")
         key_file = None if keys is None else Path(keys)

@@ -2,6 +2,7 @@
 
 import contextlib
 import os
+import sys
 import tempfile
 from pathlib import Path
 
@@ -22,7 +23,13 @@ def default_socket_folder() -> Path:
 
 
 def default_address() -> str:
-    """The ZMQ address `ipc://<default_socket_folder()>/engine.sock`."""
+    """The ZMQ address `ipc://<default_socket_folder()>/engine.sock`.
+    Raises InvalidParameter: on Windows, which has no daemon of its own."""
+    if sys.platform == "win32":
+        raise InvalidParameter(
+            "no engine runs on Windows itself; name the address of one elsewhere, such as WSL or a "
+            "Linux machine: tcp://HOST:PORT, with its key"
+        )
     return f"ipc://{default_socket_folder() / SOCKET_NAME}"
 
 

@@ -2,6 +2,7 @@
 
 import os
 import stat
+import sys
 from pathlib import Path
 from typing import TypeVar
 
@@ -43,12 +44,14 @@ def read_secret_file(path: Path, kind: type[T]) -> T:
         with path.open("rb") as file:
             status = os.fstat(file.fileno())
             mode = stat.S_IMODE(status.st_mode)
-            if status.st_uid not in (os.getuid(), 0):
+            if sys.platform == "win32":
+                pass  # its permissions are none of these; a user's folders are private there
+            elif status.st_uid not in (os.getuid(), 0):
                 raise InvalidParameter(
                     f"{path} belongs to another user ({status.st_uid}), who may change it; make a "
                     "key of your own with `engine-core keys`"
                 )
-            if mode & 0o077:
+            elif mode & 0o077:
                 raise InvalidParameter(
                     f"{path} is for its owner alone, and others may read it (mode {mode:o}); "
                     f"chmod 600 {path}"

@@ -6,7 +6,10 @@ import stat
 from pathlib import Path
 from typing import BinaryIO
 
-_CAREFUL = os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
+_CAREFUL = sum(
+    getattr(os, name, 0)  # Windows has the last alone
+    for name in ("O_CLOEXEC", "O_NOFOLLOW", "O_NONBLOCK", "O_BINARY")
+)
 
 
 def make_private_folder(folder: Path) -> None:

@@ -1,8 +1,8 @@
 """Which daemons of this user run: a file each, which its daemon keeps locked while it lives."""
 
 import contextlib
-import fcntl
 import os
+import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,6 +14,9 @@ from protocol.addresses import default_socket_folder
 from protocol.codec import understood
 from protocol.errors import MalformedMessage
 from protocol.private_files import create_private_file, make_private_folder, open_own_file
+
+if sys.platform != "win32":
+    import fcntl
 
 
 class RunningDaemon(msgspec.Struct, frozen=True, kw_only=True):
@@ -52,7 +55,9 @@ def listed(daemon: RunningDaemon) -> Iterator[None]:
 
 
 def running_daemons() -> list[RunningDaemon]:
-    """Oldest first."""
+    """Oldest first; on Windows there are none."""
+    if sys.platform == "win32":
+        return []
     found = []
     for path in _folder().glob("*.json"):
         with contextlib.suppress(OSError, MalformedMessage), open_own_file(path) as stream:

@@ -83,6 +83,9 @@ def read_template(file: Path | None, llm: AsyncLLM) -> str | None:
     return None
 
 
+_DEFAULT_ADDRESS = "needed" if sys.platform == "win32" else f"default: {default_address()}"
+
+
 @Parameter(name="*")
 @dataclass(frozen=True, kw_only=True)
 class DaemonOptions:
@@ -92,7 +95,7 @@ class DaemonOptions:
         str | None,
         Parameter(
             help="ipc://PATH or tcp://HOST:PORT, or with commas several that serve one model. "
-            f"[default: {default_address()}, the default of engine-core]",
+            f"[{_DEFAULT_ADDRESS}]",
             show_default=False,
         ),
     ] = None

@@ -68,6 +68,11 @@ class ChildDaemon:
         shows_log: bool = False,
         on_line: Callable[[str], object] = lambda _line: None,
     ) -> None:
+        if sys.platform == "win32":
+            raise EngineStartError(
+                "no engine runs on Windows itself; start one in WSL or on a Linux machine, and "
+                "name its address: tcp://HOST:PORT, with its key"
+            )
         self._folder = Path(tempfile.mkdtemp(prefix="engine-"))  # mode 0700
         socket_path = self._folder / SOCKET_NAME
         self.address = bind or f"ipc://{socket_path}"

@@ -229,7 +229,8 @@ def _decoded(data: object, name: str) -> bytes:
         raise InvalidInput(f"{name} is no base64 ({error}); encode the whole file") from None
 
 
-_CAREFUL = os.O_NONBLOCK | os.O_NOFOLLOW
+# Windows has the last alone
+_CAREFUL = sum(getattr(os, name, 0) for name in ("O_NONBLOCK", "O_NOFOLLOW", "O_BINARY"))
 """A pipe or a device is not waited for, and the name is one that was resolved."""
 
 
