@@ -35,7 +35,7 @@ $(VENV)/.installed: pyproject.toml
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Python " + sys.version.split()[0] + " is too old; name one from 3.11 on: make PYTHON=python3.12 ...")'
 	@$(BIN)/python -m pip --version >/dev/null 2>&1 || $(PYTHON) -m venv --clear $(VENV)
 	@$(BIN)/python scripts/install.py torch --progress-bar off
-	$(PIP) install --progress-bar off -e .
+	$(PIP) install --progress-bar off -e '.[cpu]'
 	@echo "== native CPU kernels, into the user's cache (without a compiler torch runs instead)"
 	@$(BIN)/python scripts/install.py kernels
 	@touch $@

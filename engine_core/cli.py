@@ -13,7 +13,7 @@ from cyclopts import App, Parameter
 
 from engine_core.errors import ConfigurationError, ExitCode, StartupError
 from engine_core.front_door import CLIENT_COMMANDS, as_typed
-from engine_core.model_commands import list_models, pull, rm, stop
+from engine_core.model_commands import check_engine_installed, list_models, pull, rm, stop
 from engine_core.options.engine import EngineOptions
 from engine_core.preset_commands import cp, create, show
 from engine_core.process.logs import flush_standard_streams, open_standard_streams
@@ -56,6 +56,7 @@ _DEFAULTS = EngineOptions()
 @app.default
 def serve(options: EngineOptions = _DEFAULTS) -> int:
     log_to_stderr(options.log_level, options.log_format)
+    check_engine_installed()
     from engine_core.process.owner import Owner
     from engine_core.process.service_manager import ServiceManager
 
@@ -225,9 +226,9 @@ def _print_error(text: str, code: ExitCode) -> int:
 
 
 def _version() -> str:
-    from importlib.metadata import version
+    from protocol.release import release_line
 
-    return version("engine-core")
+    return release_line()
 
 
 def main() -> None:

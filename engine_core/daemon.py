@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from engine_core.errors import ExitCode, StartupError
+from engine_core.installation import files_are_gone
 from engine_core.kv_cache import sizes_of
 from engine_core.lifecycle import Lifecycle, deferred_interrupt
 from engine_core.observers.watchdog import Watchdog
@@ -26,7 +27,6 @@ from engine_core.server.keys import KeyFolder
 from engine_core.server.transport import ZmqTransport, is_tcp, most_message_bytes
 from engine_core.startup.before_torch import (
     check_kernels_package,
-    files_are_gone,
     load_torch_library_beside,
     no_garbage_collection,
     open_model,
@@ -135,7 +135,7 @@ def _start(
 
     except (ImportError, MemoryError, OSError, RuntimeError) as error:
         if isinstance(error, ModuleNotFoundError) and str(error.name).startswith("kernels"):
-            raise files_are_gone(error.name) from error
+            raise StartupError(files_are_gone(str(error.name))) from error
         if isinstance(error, OSError) and error.filename:
             from engine_core.model_files import unreadable
 

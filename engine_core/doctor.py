@@ -15,7 +15,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
-from engine_core.model_commands import Json, print_line, with_one_error
+from engine_core.model_commands import Json, check_engine_installed, print_line, until_nobody_reads
 from engine_core.startup.before_torch import (
     are_gpus_hidden,
     check_kernels_package,
@@ -39,7 +39,7 @@ _POPULATES = (5, 14)
 _MOST_LINES = 20
 
 
-@with_one_error
+@until_nobody_reads
 def doctor(*, json: Json = False) -> int:
     """Returns 1 if the engine could not run here."""
     found = examine()
@@ -116,9 +116,8 @@ def _versions() -> Answer:
     stops = []
     if sys.platform != "linux":
         stops.append(f"the engine needs Linux, this is {sys.platform}: use WSL or a container")
-    if "torch" not in facts:
-        stops.append("torch is not installed: pip install torch")
     try:
+        check_engine_installed()
         from engine_core.model_files.download import cache_folder
         from engine_core.server.descriptors import limit_clients
 

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ParamSpec, TypeVar, cast
 from cyclopts import Parameter
 
 from engine_core.errors import ConfigurationError, StartupError
+from engine_core.installation import missing_engine
 from protocol.presets import PresetError, all_presets, preset_file, remove_preset
 
 if TYPE_CHECKING:
@@ -39,16 +40,36 @@ _Name = Annotated[
 ]
 
 
+def check_engine_installed() -> None:
+    """Raises StartupError: the client is installed alone; with what to type."""
+    from engine_core.startup.before_torch import has_nvidia_driver
+
+    if missing := missing_engine(has_gpu=has_nvidia_driver()):
+        raise StartupError(missing)
+
+
+def until_nobody_reads(command: Callable[P, T]) -> Callable[P, T | None]:
+    """Who reads may have seen enough, as `head` has: that is no fault."""
+
+    @functools.wraps(command)
+    def run(*args: P.args, **more: P.kwargs) -> T | None:
+        try:
+            return command(*args, **more)
+        except BrokenPipeError:
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            return None
+
+    return run
+
+
 def with_one_error(command: Callable[P, T]) -> Callable[P, T | None]:
     @functools.wraps(command)
     def run(*args: P.args, **more: P.kwargs) -> T | None:
+        check_engine_installed()
         from engine_core.model_files import ModelFilesError
 
         try:
-            return command(*args, **more)
-        except BrokenPipeError:  # who reads, as `head` does, has seen enough
-            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-            return None
+            return until_nobody_reads(command)(*args, **more)
         except PresetError as error:
             raise ConfigurationError(str(error)) from error
         except (ModelFilesError, OSError) as error:

@@ -18,10 +18,12 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from scripts.command_line import make_app, run_app
 
 PROJECT = Path(__file__).resolve().parents[1] / "pyproject.toml"
-_DIRECT = PROJECT.read_text().partition("dependencies = [")[2].partition("\n]")[0]
+_LISTS = re.findall(
+    r"^(?:dependencies|cpu) = \[(.*?)^\]", PROJECT.read_text(), re.MULTILINE | re.DOTALL
+)
 
 CLEAN, VULNERABLE, NOT_AUDITED = 0, 1, 3
-REASONS = dict(re.findall(r'^    "([\w.-]+)[^"]*",  # (.+)$', _DIRECT, re.MULTILINE))
+REASONS = dict(re.findall(r'^    "([\w.-]+)[^"]*",  # (.+)$', "".join(_LISTS), re.MULTILINE))
 """Reasons of the direct dependencies: their comments in pyproject.toml."""
 _TIME_LIMIT_S = 300
 
@@ -30,7 +32,8 @@ app = make_app("audit", __doc__ or "")
 
 def direct_dependencies() -> list[str]:
     project = tomllib.loads(PROJECT.read_text())["project"]
-    return [re.split(r"[^\w.-]", requirement)[0] for requirement in project["dependencies"]]
+    needed = project["dependencies"] + project["optional-dependencies"]["cpu"]
+    return [re.split(r"[^\w.-]", requirement)[0] for requirement in needed]
 
 
 def licence(name: str) -> tuple[str, str]:

@@ -131,7 +131,8 @@ def test_the_default_container_serves_http_to_those_to_whom_its_port_is_publishe
 def test_the_container_has_a_version_for_every_dependency():
     lines = (_ROOT / "docs/deployment/constraints.txt").read_text().splitlines()[1:]
     versions = dict(line.split("==") for line in lines)
-    for text in tomllib.loads((_ROOT / "pyproject.toml").read_text())["project"]["dependencies"]:
+    project = tomllib.loads((_ROOT / "pyproject.toml").read_text())["project"]
+    for text in project["dependencies"] + project["optional-dependencies"]["cpu"]:
         needed = Requirement(text)
         assert versions[needed.name] in needed.specifier, text
     assert f"torch=={versions['torch']}" in install.torch_arguments(

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from engine_core.errors import ConfigurationError, StartupError
+from engine_core.installation import files_are_gone
 from engine_core.layers import MAX_POSITIONS
 from engine_core.options.engine import EngineOptions
 from protocol.memory import available_memory_bytes
@@ -40,7 +41,7 @@ def check_kernels_package() -> None:
         version = distribution("kernels").version
     except PackageNotFoundError:
         if not ours.is_file():
-            raise files_are_gone(ours) from None
+            raise StartupError(files_are_gone(str(ours))) from None
         if not found or Path(found).resolve() == ours.resolve():
             return
         version = f"at {Path(found).parent}"
@@ -48,15 +49,6 @@ def check_kernels_package() -> None:
         f"the distribution `kernels` of Hugging Face ({version}) is installed beside engine-core, "
         "whose own package `kernels` it hides or overwrites; run `pip uninstall kernels "
         "engine-core`, then install engine-core again, or use a virtual environment of its own"
-    )
-
-
-def files_are_gone(what: object) -> StartupError:
-    """The error for a part of this program that cannot be found."""
-    return StartupError(
-        f"{what} of engine-core is gone, as after `pip uninstall kernels`, which takes files of "
-        "the same names; install engine-core again: pip install --force-reinstall --no-deps, and "
-        "what it was installed from"
     )
 
 

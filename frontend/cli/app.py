@@ -121,6 +121,6 @@ def _with_command_first(arguments: Sequence[str]) -> list[str]:
 
 
 def _version() -> str:
-    from importlib.metadata import version
+    from protocol.release import release_line
 
-    return version("engine-core")
+    return release_line()

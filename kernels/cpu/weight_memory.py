@@ -8,10 +8,9 @@ import mmap
 import threading
 from typing import TYPE_CHECKING
 
-import numpy as np
-import numpy.typing as npt
-
 if TYPE_CHECKING:
+    import numpy as np
+    import numpy.typing as npt
     import torch
 
 _HUGE_PAGE_BYTES = 2 << 20
@@ -64,6 +63,8 @@ class WeightMemory:
 
     def _take_chunk(self, num_bytes: int) -> npt.NDArray[np.uint8]:
         """Untouched, from the beginning of a huge page on, and advised to consist of them."""
+        import numpy as np  # `engine-core doctor` needs none
+
         try:
             chunk = mmap.mmap(
                 -1, num_bytes + _HUGE_PAGE_BYTES, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
