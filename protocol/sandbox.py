@@ -153,6 +153,9 @@ class SandboxProcess:
             if getattr(sys, "frozen", False) or not sys.executable:
                 why = "this program has no Python interpreter to start"
                 raise SandboxEnded(Ending.NOT_STARTED, why)
+            if sys.platform == "win32":
+                why = "Windows has no bounds for such a process; leave this to a server on Linux"
+                raise SandboxEnded(Ending.NOT_STARTED, why)
             limits = msgspec.json.encode(self._limits).decode()
             command = [sys.executable, "-P", "-W", "ignore", "-m", self._module, limits]
             try:

@@ -25,8 +25,9 @@ def test_a_client_on_windows_reaches_an_engine_over_tcp(tmp_path):
             timeout=120,
         )
     assert done.returncode == 0, done.stderr
-    text, name, no_address, no_daemon, *info = done.stdout.splitlines()
+    text, no_chat, name, no_address, no_daemon, *info = done.stdout.splitlines()
     assert text == expected_text("on a stick", 4)
+    assert "Windows has no bounds" in no_chat
     assert name == "me"
     assert "tcp://HOST:PORT" in no_address
     assert "tcp://HOST:PORT" in no_daemon

@@ -49,6 +49,10 @@ def main(address: str, key_file: str) -> None:
     with LLM(address=address) as llm:
         (output,) = llm.generate(["on a stick"], SamplingParams(temperature=0, max_tokens=4))
         print(output.outputs[0].text)
+        try:
+            llm.chat([{"role": "user", "content": "Hello"}])
+        except InvalidInput as error:
+            print(error)
     print(read_secret_file(Path(key_file), ClientKey).name)
     for options in ({}, {"model": "smollm2-135m-instruct"}):
         try:
