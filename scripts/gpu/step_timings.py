@@ -59,10 +59,18 @@ FORMATS: dict[str, tuple[dict[str, Any], float]] = {
 
 class ReadyEngine:
     """An engine with random weights, and plans by hand for exactly one step. `dtype` is that of
-    weights, activations and the cache; of weights the one of `FORMATS` that is named."""
+    weights, activations and the cache; of weights the one of `FORMATS` that is named. `options`:
+    of `triton_operations`."""
 
     def __init__(
-        self, shape: Shape, sizes: Sizes, *, dtype: torch.dtype, device: str, weights: str = ""
+        self,
+        shape: Shape,
+        sizes: Sizes,
+        *,
+        dtype: torch.dtype,
+        device: str,
+        weights: str = "",
+        **options: Any,
     ) -> None:
         draw, types = None, frozenset[str]()
         if weights:
@@ -70,7 +78,7 @@ class ReadyEngine:
             how = read_quantisation({"quantization_config": fields}, Path(weights))
             assert how is not None
             draw, types = RandomLayers(fields, how, Path(weights)).draw, frozenset({how.type_name})
-        ops = triton_operations(device, quantised_types=types)
+        ops = triton_operations(device, quantised_types=types, **options)
         fp8.BLOCKS_BY_LIBRARY = weights == BY_TORCH
         if fp8.BLOCKS_BY_LIBRARY and not fp8.library_multiplies_blocks(ops.device):
             raise ValueError(f"torch multiplies no blocks of float8 on {ops.device}")
@@ -170,10 +178,11 @@ def _engine(
     dtype: torch.dtype = torch.bfloat16,
     device: str = "cuda",
     weights: str = "",
+    **options: Any,
 ) -> ReadyEngine:
     """Of that published model, with room for every step that is timed on it; another one is taken
     off the device first."""
-    if (key := f"{weights} {name}") not in _ON_DEVICE:
+    if (key := f"{weights} {name} {options}") not in _ON_DEVICE:
         _ON_DEVICE.clear()
         gc.collect()
         if torch.cuda.is_available():
@@ -190,7 +199,8 @@ def _engine(
             # a decode holds at most two states, a prompt four
             num_blocks=(num_blocks, 2 * most_seqs + 160) if _num_states(wanted) else num_blocks,
         )
-        _ON_DEVICE[key] = ReadyEngine(wanted, sizes, dtype=dtype, device=device, weights=weights)
+        options |= {"dtype": dtype, "device": device, "weights": weights}
+        _ON_DEVICE[key] = ReadyEngine(wanted, sizes, **options)
     return _ON_DEVICE[key]
 
 

@@ -146,6 +146,7 @@ def _describe(problem: Exception) -> str:
 FAMILIES = {
     "daemon": "scripts.gpu.daemon_timings:daemon_timings",
     "steps": "scripts.gpu.step_timings:step_timings",
+    "few rows": "scripts.gpu.few_rows_timings:few_rows_timings",
     "hybrids": "scripts.gpu.step_timings:hybrid_timings",
     "quantised": "scripts.gpu.step_timings:quantised_timings",
     "kernels": "scripts.gpu.kernel_timings:all_timings",

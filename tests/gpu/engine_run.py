@@ -29,6 +29,7 @@ from engine_core.startup.scheduler import build_scheduler
 from kernels.backends import device_step_operations
 from kernels.interface.device_steps import DeviceStepOperations
 from kernels.interface.operations import Operations
+from kernels.triton.linear.few_rows import FewRowsProducts
 from kernels.triton.operations import TritonOperations
 from protocol.outputs import EngineCoreOutput
 from protocol.sampling import SamplingParams
@@ -97,10 +98,14 @@ def triton_operations(
     *,
     batch_invariant: bool = False,
     quantised_types: AbstractSet[str] = frozenset(),
+    few_rows: FewRowsProducts | None = None,
 ) -> TritonOperations:
     """Of a CUDA device, or of CPU tensors under Triton's interpreter."""
     return TritonOperations(
-        _numbered(device), batch_invariant=batch_invariant, quantised_types=quantised_types
+        _numbered(device),
+        batch_invariant=batch_invariant,
+        quantised_types=quantised_types,
+        few_rows=few_rows,
     )
 
 

@@ -5,7 +5,7 @@ import torch
 
 from kernels.triton.linear.fp8 import library_multiplies_blocks
 from kernels.triton.linear.gguf_blocks import GGUF_TYPES
-from tests.gpu.checks import dense_linear, fp8_linear, moe, quantised_linear
+from tests.gpu.checks import dense_linear, few_rows, fp8_linear, moe, quantised_linear
 from tests.gpu.checks.errors import INVARIANT_ROWS
 from tests.gpu.device import on_gpu
 
@@ -43,6 +43,33 @@ def test_our_own_product_gives_a_row_the_same_bits_in_every_batch(
     assert differing == 0
 
 
+@pytest.mark.parametrize(
+    ("rows", "inputs", "outputs", "dtype", "options"),
+    [
+        (3, 264, 70, FP16, {"norms": True, "activation": "gelu_tanh"}),
+        *(
+            on_gpu(rows, *shape, dtype, {"prefetch_bytes": ahead} | options)
+            for rows, ahead, dtype in (
+                (1, 0, BF16),
+                (3, 1 << 18, BF16),
+                (16, 1 << 20, FP16),
+            )
+            for shape, options in (
+                ((4096, 6144), {"norms": True}),
+                ((14336, 4096), {}),
+                ((4096, 28672), {"activation": "silu"}),
+                ((1024, 6144), {"norms": True, "activation": "silu"}),
+                ((896, 1152), {"norms": True}),
+                ((1544, 50257), {}),
+            )
+        ),
+    ],
+)
+def test_products_of_few_rows_are_those_of_float64(rows, inputs, outputs, dtype, options, device):
+    error = few_rows.check(rows, inputs, outputs, dtype, device=device, **options)
+    assert error <= few_rows.FUSED_ROUNDING
+
+
 FEW = {"rows": (1, 10)}
 """Of the interpreter."""
 
@@ -56,6 +83,10 @@ FEW = {"rows": (1, 10)}
             {"inputs": 256, "outputs": 32, "num_bits": 4, "dtype": FP32} | FEW,
         ),
         (moe.check_same_bits, {"shape": (8, 2, 64, 32), "dtype": FP32} | FEW),
+        *(
+            on_gpu(few_rows.check_same_bits, {"inputs": i, "outputs": o, "norms": norms})
+            for i, o, norms in ((4096, 6144, True), (14336, 4096, False), (1024, 4096, True))
+        ),
         *(
             on_gpu(fp8_linear.check_same_bits, {"inputs": i, "outputs": o, "grouped": grouped})
             for i, o in ((4096, 28672), (14336, 4096))

@@ -15,6 +15,7 @@ from scripts import gpu_run
 from scripts.gpu import (
     carry,
     daemon_timings,
+    few_rows_timings,
     kernel_timings,
     step_timings,
     worker,
@@ -200,6 +201,13 @@ def test_what_is_timed_can_be_called(prepare, arguments):
     made = prepare(*arguments, device="cpu")
     made.call()
     assert made.num_bytes > 0
+
+
+@pytest.mark.parametrize("variant", ["own", list(few_rows_timings.VARIANTS)[-1]])
+def test_layers_of_few_rows_are_the_same_with_every_kind_of_product(variant):
+    options = {"dtype": torch.float16, "device": "cpu"}  # the interpreter multiplies no bfloat16
+    error = few_rows_timings.check_layers(TINY, variant, 2, 20, **options)
+    assert error < few_rows_timings.ROUNDING
 
 
 def test_products_that_the_interpreter_lacks_count_their_bytes():

@@ -54,14 +54,12 @@ def check(
     return float("nan") if differing else row_error(found[2], expected_TN)
 
 
-def check_same_bits(
-    inputs: int, outputs: int, dtype: torch.dtype, *, norms: bool = False, device: str
-) -> float:
-    """See `num_different_in_batches`."""
+def check_same_bits(inputs: int, outputs: int, *, norms: bool, device: str) -> float:
+    """In bfloat16, see `num_different_in_batches`."""
     products = FewRowsProducts(torch.device(device))
-    x_TE, residual_TE = (torch.randn(16, inputs, device=device).to(dtype) for _ in range(2))
-    weight_NE = torch.randn(outputs, inputs, device=device).mul_(inputs**-0.5).to(dtype)
-    norm_E = torch.rand(inputs, device=device).to(dtype)
+    x_TE, residual_TE = (torch.randn(16, inputs, device=device).bfloat16() for _ in range(2))
+    weight_NE = torch.randn(outputs, inputs, device=device).mul_(inputs**-0.5).bfloat16()
+    norm_E = torch.rand(inputs, device=device).bfloat16()
 
     def product(some: slice) -> torch.Tensor:
         sums_TE = torch.empty_like(x_TE[some])
