@@ -25,7 +25,7 @@ unexport PYTHONDONTWRITEBYTECODE
 export REQUIRE_NATIVE_KERNELS ?= 1
 
 .DEFAULT_GOAL := help
-.PHONY: help gpu install install-dev model demo audit test test-all test-emulated check static lint types imports requirements unit docs docs-serve simulate-faults fuzz fuzz-server chaos soak bench wheel clean
+.PHONY: help gpu install install-dev model demo audit test test-all test-emulated test-arm check static lint types imports requirements unit docs docs-serve simulate-faults fuzz fuzz-server chaos soak bench wheel clean
 
 help:  ## this list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/' | expand -t 14
@@ -101,6 +101,12 @@ test-all: test  ## and more random draws, and what takes minutes or needs Debian
 test-emulated: install-dev  ## AVX-512 and AMX kernels on a machine that has AVX2 alone; needs Debian's libsimde-dev
 	CXX=$(CURDIR)/tests/kernels/cpu/emulated_avx512/compiler ENGINE_CORE_NATIVE_CACHE=$(CURDIR)/build/emulated \
 		$(PYTEST_PARALLEL) tests/kernels/cpu
+
+test-arm: install-dev  ## AArch64 kernels under QEMU, an hour; as root, with Debian's debootstrap, qemu-user, g++-aarch64-linux-gnu
+	tests/kernels/cpu/emulated_arm/prepare $(CURDIR)/build/arm $(BIN)/python
+	ARM_FOLDER=$(CURDIR)/build/arm CXX=aarch64-linux-gnu-g++ ENGINE_CORE_NATIVE_CACHE=$(CURDIR)/build/arm/native \
+		PYTHONPATH=$(CURDIR) tests/kernels/cpu/emulated_arm/python -m pytest -q tests/kernels/cpu \
+		--ignore=tests/kernels/cpu/test_native_library.py --ignore=tests/kernels/cpu/test_weight_memory.py  # start processes
 
 docs: $(VENV)/.installed-docs  ## the documentation as a site, in build/docs/site
 	$(BIN)/python scripts/docs_site.py

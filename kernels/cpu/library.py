@@ -34,7 +34,10 @@ AVX2_VNNI = "avx2_vnni"
 """What `forced_isa` calls avx2 with AVX-VNNI: without that name a forced avx2 has none."""
 
 # the last is for tests: the kernels of "amx", whose instructions are computed in C++
-ISA_NAMES = ("portable", "avx2", "avx512", "avx512_bf16", "amx", "amx_emulated")
+X86_ISA_NAMES = ("portable", "avx2", "avx512", "avx512_bf16", "amx", "amx_emulated")
+ARM_ISA_NAMES = ("portable", "neon", "neon_dot", "neon_i8mm")
+ISA_NAMES = ARM_ISA_NAMES if platform.machine() in ("aarch64", "arm64") else X86_ISA_NAMES
+"""The sets of this machine's architecture; each has what those before it have."""
 
 _SOURCES = Path(__file__).parent / "src"
 _PREBUILT = Path(__file__).parent / "prebuilt"
@@ -112,7 +115,7 @@ class NativeLibrary:
     @property
     def has_bfloat16(self) -> bool:
         """Whether the set in use multiplies bfloat16."""
-        return ISA_NAMES.index(self.isa) >= ISA_NAMES.index("avx512_bf16")
+        return self.isa in ("avx512_bf16", "amx", "amx_emulated", "neon_i8mm")
 
     @property
     def isas(self) -> tuple[str, ...]:

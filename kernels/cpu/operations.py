@@ -22,7 +22,6 @@ from kernels.cpu.graph_capture import capture_of
 from kernels.cpu.kv_cache import format_of, read_slots, view_kv_cache, write_slots
 from kernels.cpu.library import (
     INT64,
-    ISA_NAMES,
     POINTER,
     NativeLibrary,
     check,
@@ -60,7 +59,14 @@ from kernels.interface.weights import (
 from kernels.torch.operations import TorchOperations
 
 _FLOAT32 = torch.float32
-_AVX512 = ISA_NAMES.index("avx512")
+# of all products but those in bfloat16
+_SET_OF_SAME_BITS = {
+    "avx512_bf16": "avx512",
+    "amx": "avx512",
+    "amx_emulated": "avx512",
+    "neon_dot": "neon",
+    "neon_i8mm": "neon",
+}
 
 
 class CpuOperations(NativeElementwise, NativeRecurrence, NativeSampling, TorchOperations):
@@ -100,8 +106,8 @@ class CpuOperations(NativeElementwise, NativeRecurrence, NativeSampling, TorchOp
     @property
     def name(self) -> str:
         isa = self._library.isa
-        if ISA_NAMES.index(isa) > _AVX512 and not self._multiplies_bfloat16:
-            isa = "avx512"  # whose bits it gives
+        if not (self._multiplies_bfloat16 and self._library.has_bfloat16):
+            isa = _SET_OF_SAME_BITS.get(isa, isa)
         return f"native-cpu-{isa}"
 
     @property

@@ -5,7 +5,7 @@
 // scores are then chains over the depth, and its values chains over the keys: the order is that of
 // the indices for any number of rows at once.
 
-constexpr int COLUMNS = EC_LEVEL == 2 ? 4 : 2;  // registers beside each other in a product
+constexpr int COLUMNS = num_registers == 32 ? 4 : 2;  // registers beside each other in a product
 constexpr int64_t panel_values = 16;
 
 #if EC_LEVEL == 2
@@ -251,12 +251,12 @@ public:
         const int64_t stop = pass_stop < seen_stop ? pass_stop : seen_stop;
         for (; at + most * W <= stop; at += most * W) score_columns<ROWS, most>(q, at, scores);
         if (at >= stop) return;
-        if constexpr (COLUMNS == 4) {
+        if constexpr (W == unit_keys) {
             const int64_t registers = (stop - at) / W;
             if (registers == 3) return score_columns<ROWS, 3>(q, at, scores);
             if (registers == 1) return score_columns<ROWS, 1>(q, at, scores);
         }
-        score_columns<ROWS, 2>(q, at, scores);
+        score_columns<ROWS, W == unit_keys ? 2 : unit_registers>(q, at, scores);
     }
 
     // A weight as `add` wants it, and the largest of those, if it wants that. A value that is not a

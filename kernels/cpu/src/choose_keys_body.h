@@ -4,7 +4,7 @@
 // of the query. A score's order of sums is its own, whatever is scored beside it.
 
 constexpr int keys_at_once = 4;
-constexpr int most_vectors = EC_LEVEL >= 2 ? 4 : 2;  // whose sums stay in registers
+constexpr int most_vectors = num_registers == 32 ? 4 : 2;  // whose sums stay in registers
 
 // What heads in `vectors` lanes add to scores. `panel`: of each element of the query these heads.
 static void add_heads(const float* panel, int64_t stride, const float* weights,

@@ -8,6 +8,8 @@
 
 #if EC_X86
 #include <cpuid.h>
+#elif EC_ARM
+#include <sys/auxv.h>
 #endif
 
 namespace ec {
@@ -17,6 +19,15 @@ constexpr int with_avx_vnni = 256;  // beside a forced avx2
 
 std::atomic<int> forced_isa{-1};
 thread_local char refusal[512];
+
+#if EC_ARM
+// Bits of Linux's arch/arm64/include/uapi/asm/hwcap.h, which older headers lack.
+bool has_dot() { return (getauxval(AT_HWCAP) >> 20 & 1) != 0; }
+bool has_i8mm() {
+    const unsigned long more = getauxval(AT_HWCAP2);
+    return (more >> 13 & 1) != 0 && (more >> 14 & 1) != 0;  // and bf16
+}
+#endif
 
 }  // namespace
 
@@ -38,6 +49,9 @@ Isa machine_isa() {
         if (!__builtin_cpu_supports("avx512bf16")) return Isa::avx512;
         return obtain_tiles() ? Isa::amx : Isa::avx512_bf16;
     }();
+    return found;
+#elif EC_ARM
+    static const Isa found = !has_dot() ? Isa::neon : has_i8mm() ? Isa::neon_i8mm : Isa::neon_dot;
     return found;
 #else
     return Isa::portable;
@@ -87,16 +101,16 @@ EC_EXPORT int ec_machine_has_avx_vnni() { return ec::machine_has_avx_vnni(); }
 EC_EXPORT const char* ec_force_isa(int level) {
     using ec::Isa;
     const int machine = static_cast<int>(ec::machine_isa());
-    const bool is_avx_vnni = level == (static_cast<int>(Isa::avx2) | ec::with_avx_vnni);
+    const bool is_avx_vnni = level == (1 | ec::with_avx_vnni);  // of avx2
     if (is_avx_vnni && ec::machine_has_avx_vnni()) {
         ec::forced_isa.store(level);
         return nullptr;
     }
-    const bool is_emulated = level == static_cast<int>(Isa::amx_emulated);
-    if (is_emulated ? machine < static_cast<int>(Isa::avx512_bf16) : level < -1 || level > machine) {
+    const bool is_emulated = EC_X86 && level == static_cast<int>(Isa::amx_emulated);
+    constexpr int least = 3;  // avx512_bf16
+    if (is_emulated ? machine < least : level < -1 || level > machine) {
         return ec::refuse("instruction set %d is not in [-1, %d], what this machine has, nor %d with "
-                          "at least %d", level, machine, static_cast<int>(Isa::amx_emulated),
-                          static_cast<int>(Isa::avx512_bf16));
+                          "at least %d", level, machine, static_cast<int>(Isa::amx_emulated), least);
     }
     ec::forced_isa.store(level);
     return nullptr;

@@ -1,12 +1,13 @@
 // One register of floats, and the functions of it that kernels share.
 //
-// Included by every_isa.h once an instruction set, inside its namespace, with EC_LEVEL defined (the
-// value of its `Isa`): no include guard.
+// Included by every_isa.h once an instruction set, inside its namespace, with EC_LEVEL and EC_NEON
+// defined: no include guard.
 //
 // `vf` is what one register holds: 4, 8 or 16 floats. Multiply-adds are written by name, so that
 // the same source gives the same bits wherever it is inlined.
 
 constexpr int W = EC_LEVEL >= 2 ? 16 : EC_LEVEL == 1 ? 8 : 4;
+constexpr int num_registers = EC_LEVEL >= 2 || EC_NEON ? 32 : 16;
 
 typedef float vf __attribute__((vector_size(W * 4)));
 typedef int32_t vi __attribute__((vector_size(W * 4)));
@@ -41,6 +42,8 @@ EC_INLINE vf fma(vf a, vf b, vf c) {
     return (vf)_mm512_fmadd_ps((__m512)a, (__m512)b, (__m512)c);
 #elif EC_LEVEL == 1
     return (vf)_mm256_fmadd_ps((__m256)a, (__m256)b, (__m256)c);
+#elif EC_NEON
+    return (vf)vfmaq_f32((float32x4_t)c, (float32x4_t)a, (float32x4_t)b);
 #else
     return a * b + c;
 #endif
@@ -52,6 +55,9 @@ EC_INLINE vf max(vf a, vf b) { return a > b ? a : b; }
 EC_INLINE float sum_of(vf x) {
 #if EC_LEVEL >= 2
     return _mm512_reduce_add_ps((__m512)x);
+#elif EC_NEON
+    const auto all = (float32x4_t)x;
+    return vpadds_f32(vadd_f32(vget_low_f32(all), vget_high_f32(all)));
 #else
     float lanes[W];
     store(lanes, x);
@@ -80,6 +86,8 @@ EC_INLINE uint32_t at_least(vf x, vf limit) {
 #elif EC_LEVEL == 1
     return static_cast<uint32_t>(
         _mm256_movemask_ps(_mm256_cmp_ps((__m256)x, (__m256)limit, _CMP_GE_OQ)));
+#elif EC_NEON
+    return vaddvq_u32((uint32x4_t)((vu)(x >= limit) & vu{1, 2, 4, 8}));
 #else
     uint32_t bits = 0;
     for (int i = 0; i < W; ++i) bits |= static_cast<uint32_t>(x[i] >= limit[i]) << i;

@@ -6,9 +6,12 @@
 
 // The sums of a tile fill the registers: rows times vectors of outputs. With sixteen registers a tile
 // has half of a panel, as each weight that is loaded should serve six rows.
-constexpr int MAX_ROWS = EC_LEVEL >= 2 ? 14 : 6;
+constexpr int MAX_ROWS = EC_LEVEL >= 2 ? 14 : EC_NEON ? 8 : 6;
 constexpr int vectors = panel_outputs / W;
 constexpr int tile_vectors = 2;
+// Few rows by 8 outputs are too few chains.
+template <int ROWS>
+constexpr int vectors_at_once = EC_NEON && ROWS <= 4 ? 2 * tile_vectors : tile_vectors;
 // Of one row: enough chains to hide what a multiply-add waits for.
 constexpr int one_row_vectors = 8;
 // How far ahead a panel's first tile fetches weights; later ones find them in a cache.
@@ -32,9 +35,22 @@ EC_INLINE vf add_step(vf sum, vf x, vf w) {
 #endif
 }
 
+#if EC_NEON
+// The same by the dword J of `x`. bfdot adds a pair's products first and rounds both sums to odd.
+template <bool PAIRS, int J>
+EC_INLINE vf add_step_by(vf sum, vf x, vf w) {
+    if constexpr (!PAIRS) return (vf)vfmaq_laneq_f32((float32x4_t)sum, (float32x4_t)w, (float32x4_t)x, J);
+#if EC_NEON == 3
+    return (vf)vbfdotq_laneq_f32((float32x4_t)sum, (bfloat16x8_t)w, (bfloat16x8_t)x, J);
+#else
+    return add_step<PAIRS>(sum, (vf)vdupq_laneq_f32((float32x4_t)x, J), w);
+#endif
+}
+#endif
+
 // After so many steps lines are fetched, several at once: a step of a tile is all multiply-adds. One
-// row is as fast as memory, whose lines are better asked for one by one.
-constexpr int64_t turn_steps(int64_t num_rows) { return num_rows == 1 ? 1 : 8; }
+// row is as fast as memory, whose lines are better asked for one by one, or for a register of steps.
+constexpr int64_t turn_steps(int64_t num_rows) { return num_rows > 1 ? 8 : EC_NEON ? 4 : 1; }
 
 // Where a tile's vectors lie: VECTORS of them from `first` on, in panels that follow one another.
 template <int VECTORS>
@@ -67,6 +83,52 @@ __attribute__((noinline)) void add_chain(const LinearWeight& weight, const float
                 sums[r][v] = add_step<PAIRS>(sums[r][v], value, weights[v]);
         }
     };
+#if EC_NEON
+    // A row's dwords of four steps are one register. Of pairs, with bfmmla: two rows' of two steps times
+    // those of two outputs. It has the bits of two bfdot, and a chain of pairs whole turns.
+    constexpr bool BY_PAIRS = EC_NEON == 3 && PAIRS && ROWS > 1;
+    [[maybe_unused]] float32x4_t blocks[(ROWS + 1) / 2][VECTORS][2] = {};
+    const auto weight_at = [&](int64_t at, int v) __attribute__((always_inline)) {
+        return load(w + v / EACH * panel_floats + at * panel_outputs + v % EACH * W);
+    };
+    const auto four_steps = [&](int64_t at) __attribute__((always_inline)) {
+        if constexpr (!BY_PAIRS) {
+            vf own[ROWS];
+            EC_UNROLL for (int r = 0; r < ROWS; ++r) own[r] = load(x + r * x_stride + at);
+            const auto by = [&](auto j) __attribute__((always_inline)) {
+                constexpr int J = decltype(j)::value;
+                EC_UNROLL for (int v = 0; v < VECTORS; ++v) {
+                    const vf weights = weight_at(at + J, v);
+                    EC_UNROLL for (int r = 0; r < ROWS; ++r)
+                        sums[r][v] = add_step_by<PAIRS, J>(sums[r][v], own[r], weights);
+                }
+            };
+            by(std::integral_constant<int, 0>{});
+            by(std::integral_constant<int, 1>{});
+            by(std::integral_constant<int, 2>{});
+            by(std::integral_constant<int, 3>{});
+        }
+#if EC_NEON == 3
+        EC_UNROLL for (int half = 0; BY_PAIRS && half < 2; ++half) {
+            bfloat16x8_t both[(ROWS + 1) / 2];
+            EC_UNROLL for (int p = 0; p < ROWS; p += 2) {
+                const float* row = x + p * x_stride + at + 2 * half;
+                const float* other = x + std::min(p + 1, ROWS - 1) * x_stride + at + 2 * half;
+                both[p / 2] = (bfloat16x8_t)vcombine_f32(vld1_f32(row), vld1_f32(other));
+            }
+            EC_UNROLL for (int v = 0; v < VECTORS; ++v) {
+                const auto a = (float32x4_t)weight_at(at + 2 * half, v);
+                const auto b = (float32x4_t)weight_at(at + 2 * half + 1, v);
+                const auto w0 = (bfloat16x8_t)vzip1q_f32(a, b), w1 = (bfloat16x8_t)vzip2q_f32(a, b);
+                EC_UNROLL for (int p = 0; p < (ROWS + 1) / 2; ++p) {
+                    blocks[p][v][0] = vbfmmlaq_f32(blocks[p][v][0], both[p], w0);
+                    blocks[p][v][1] = vbfmmlaq_f32(blocks[p][v][1], both[p], w1);
+                }
+            }
+        }
+#endif
+    };
+#endif
     int64_t i = k;
     for (; i + turn <= k_stop; i += turn) {
         fetch<soon_locality>(soon);
@@ -76,10 +138,23 @@ __attribute__((noinline)) void add_chain(const LinearWeight& weight, const float
                 for (int n = 0; n < width; n += 16) __builtin_prefetch(line + ahead + n);
             }
         }
+#if EC_NEON
+        for (int64_t j = 0; j < turn; j += 4) four_steps(i + j);
+#else
 #pragma GCC unroll 4
         for (int64_t j = 0; j < turn; ++j) step(i + j);
+#endif
     }
-    for (; i < k_stop; ++i) step(i);
+#if EC_NEON == 3
+    if constexpr (BY_PAIRS) {
+        EC_UNROLL for (int p = 0; p < ROWS; p += 2) EC_UNROLL for (int v = 0; v < VECTORS; ++v) {
+            const auto a = (float64x2_t)blocks[p / 2][v][0], b = (float64x2_t)blocks[p / 2][v][1];
+            sums[p][v] = (vf)vzip1q_f64(a, b);
+            if (p + 1 < ROWS) sums[p + 1][v] = (vf)vzip2q_f64(a, b);
+        }
+    }
+#endif
+    for (; !(EC_NEON && PAIRS) && i < k_stop; ++i) step(i);  // pairs fill whole turns
 
     const bool adds = k != 0 || out.adds;
     EC_UNROLL for (int p = 0; p < PANELS; ++p) {
@@ -124,7 +199,9 @@ void some_rows(int64_t num_rows, const LinearWeight& weight, const float* x, int
                const Results& out, int64_t first, int64_t k, int64_t k_stop, int64_t ahead,
                Upcoming soon) {
     if (num_rows == ROWS) {
-        add_chain<PAIRS, ROWS, tile_vectors>(weight, x, x_stride, out, first, k, k_stop, ahead, soon);
+        constexpr int own = vectors_at_once<ROWS>;
+        if (first % own == 0)  // else the tile before has had these outputs
+            add_chain<PAIRS, ROWS, own>(weight, x, x_stride, out, first, k, k_stop, ahead, soon);
     } else if constexpr (ROWS > 1) {
         some_rows<PAIRS, ROWS - 1>(num_rows, weight, x, x_stride, out, first, k, k_stop, ahead, soon);
     }
@@ -189,6 +266,12 @@ static void round_row(const float* x, int64_t num_inputs, uint32_t* pairs) {
         const __m512bh both =
             _mm512_cvtne2ps_pbh((__m512)load(x + i + 16), (__m512)load(x + i));
         _mm512_storeu_si512(out + i, (__m512i)both);
+    }
+#elif EC_NEON == 3
+    for (; i + 8 <= num_inputs; i += 8) {
+        const auto low = vcvtq_low_bf16_f32((float32x4_t)load(x + i));
+        vst1q_bf16(reinterpret_cast<bfloat16_t*>(out + i),
+                   vcvtq_high_bf16_f32(low, (float32x4_t)load(x + i + 4)));
     }
 #endif
     for (; i < num_inputs; ++i) out[i] = static_cast<uint16_t>(bfloat16_of(x[i]));

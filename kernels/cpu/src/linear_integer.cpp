@@ -7,7 +7,7 @@
 #include "linear.h"
 #include "linear_tiles.h"
 
-#define EC_WITH_AVX_VNNI
+#define EC_WITH_BYTES
 #define EC_BODY "linear_integer_tile.h"
 #include "every_isa.h"
 
@@ -17,5 +17,5 @@ void ec::linear_integer(const LinearWeight& w, const Activations& x, const Resul
 #if EC_X86
     if (isa() >= Isa::amx) rest.row = linear_bytes_tiles(w, x, out, task);
 #endif
-    if (rest.row < rest.row_stop) EC_CHOOSE_VNNI(run_integer)(w, x, out, rest);
+    if (rest.row < rest.row_stop) EC_CHOOSE_BYTES(run_integer)(w, x, out, rest);
 }

@@ -29,6 +29,11 @@ EC_INLINE vi load_bytes(const uint8_t* from) {
 #elif EC_LEVEL == 1
     const __m128i bytes = _mm_loadl_epi64(reinterpret_cast<const __m128i*>(from));
     return (vi)(SIGNED ? _mm256_cvtepi8_epi32(bytes) : _mm256_cvtepu8_epi32(bytes));
+#elif EC_NEON
+    uint32_t four;
+    std::memcpy(&four, from, 4);
+    if (SIGNED) return (vi)vmovl_s16(vget_low_s16(vmovl_s8(vcreate_s8(four))));
+    return (vi)vmovl_u16(vget_low_u16(vmovl_u8(vcreate_u8(four))));
 #else
     const vi bytes{from[0], from[1], from[2], from[3]};
     return SIGNED ? bytes << 24 >> 24 : bytes;
@@ -40,6 +45,8 @@ EC_INLINE vf load_halves(const uint8_t* from) {
     return (vf)_mm512_cvtph_ps(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(from)));
 #elif EC_LEVEL == 1
     return (vf)_mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(from)));
+#elif EC_NEON
+    return (vf)vcvt_f32_f16(vreinterpret_f16_u8(vld1_u8(from)));
 #else
     return vf{half_at(from), half_at(from + 2), half_at(from + 4), half_at(from + 6)};
 #endif
@@ -53,7 +60,11 @@ EC_INLINE vf load_exponents(const uint8_t* from) {
 
 EC_INLINE vf to_float(vi a) { return __builtin_convertvector(a, vf); }
 EC_INLINE vi low_nibbles(vi a) { return a & 0x0f0f0f0f; }
+#if EC_NEON
+EC_INLINE vi high_nibbles(vi a) { return (vi)vshrq_n_u8((uint8x16_t)a, 4); }
+#else
 EC_INLINE vi high_nibbles(vi a) { return low_nibbles(a >> 4); }
+#endif
 
 // The codes of a table at places below 16, a byte each.
 EC_INLINE vi looked_up(vi places, const uint8_t* codes) {
@@ -64,6 +75,8 @@ EC_INLINE vi looked_up(vi places, const uint8_t* codes) {
     return (vi)_mm512_shuffle_epi8(_mm512_broadcast_i32x4(table), (__m512i)places);
 #elif EC_LEVEL == 1
     return (vi)_mm256_shuffle_epi8(_mm256_broadcastsi128_si256(table), (__m256i)places);
+#elif EC_NEON
+    return (vi)vqtbl1q_u8(vld1q_u8(codes), (uint8x16_t)places);
 #else
     uint8_t bytes[sizeof places];
     std::memcpy(bytes, &places, sizeof places);
@@ -114,7 +127,7 @@ EC_INLINE vi dot(vi acc, vi w, vi x) {
 }
 
 // The same for codes to 255; DOT_WIDE_IS_SIGNED: of code - 128.
-constexpr bool DOT_WIDE_IS_SIGNED = EC_PAIRS;
+constexpr bool DOT_WIDE_IS_SIGNED = EC_PAIRS || EC_NEON;
 EC_INLINE vi dot_wide(vi acc, vi w, vi x) {
 #if EC_PAIRS  // a code to 255 would overflow them: |code - 128| times x with its sign
     const __m256i weight = _mm256_xor_si256((__m256i)w, _mm256_set1_epi8(-128));
@@ -126,8 +139,11 @@ EC_INLINE vi dot_wide(vi acc, vi w, vi x) {
 
 // A tile is some rows, at most these, times a panel. Sums of a group are in registers for so many
 // vectors of outputs at once; sums over groups are in memory where there are only 16 registers.
-constexpr int ROWS_GROUPED = EC_LEVEL == 2 ? 6 : 4;
-constexpr int ROWS_HALVES = EC_LEVEL == 2 || EC_PAIRS ? 4 : 2;
+// Every Arm processor has neon: there `portable` is what tests compare with.
+constexpr int ROWS_GROUPED = EC_ARM && !EC_NEON ? 1 : EC_NEON == 3 ? 8 : EC_LEVEL == 2 ? 6 : 4;
+constexpr int ROWS_HALVES = EC_LEVEL == 2 || EC_PAIRS || EC_NEON >= 2 ? 4 : EC_ARM ? 1 : 2;
+// Rows of the next lower tile: of Arm's sets, which have pairs of rows, there are tiles of 8, 4, 2 and 1.
+constexpr int lower_tile(int rows) { return EC_NEON ? rows / 2 : rows - 1; }
 constexpr int panel_vectors = panel_outputs / W;
 template <int ROWS>
 constexpr int vectors_at_once = EC_LEVEL == 1 && ROWS <= 2 ? 4 : 2;
@@ -170,10 +186,17 @@ EC_INLINE vi load_codes(const uint8_t* codes, int half, int j, const uint8_t* ta
     return code;
 }
 
+#if EC_NEON
+#include "linear_integer_neon.h"
+#endif
+
 // acc += four dwords of inputs (16) times their weights.
 template <LinearKind KIND, int ROWS, int V>
 EC_INLINE void dot_half(const uint8_t* codes, const uint8_t* table, const ActivationGroup* x,
                         int64_t stride, int half, vi (&acc)[ROWS][V]) {
+#if EC_NEON
+    return add_halves<KIND, ROWS, V>(codes, table, x, stride, half, half + 1, acc);
+#endif
 #if EC_PAIRS
 #pragma GCC unroll 4
 #endif
@@ -201,6 +224,9 @@ EC_INLINE void dot_group(const uint8_t* codes, const uint8_t* table, const Activ
             acc[r][v] = from_zero || (EC_PAIRS && record<KIND>.table == Table::e2m1)
                             ? same_int(0)
                             : same_int(x[r * stride].start);
+#if EC_NEON
+    return add_halves<KIND, ROWS, V>(codes, table, x, stride, 0, 2, acc);
+#endif
     if constexpr (record<KIND>.to_255) {
         dot_half<KIND, ROWS, V>(codes, table, x, stride, 0, acc);
         dot_half<KIND, ROWS, V>(codes, table, x, stride, 1, acc);
@@ -384,7 +410,7 @@ __attribute__((noinline)) void grouped_tile(const uint8_t* records, int64_t num_
                         }
                     }
                 }
-#if EC_X86 && EC_LEVEL < 2
+#if EC_NEON || (EC_X86 && EC_LEVEL < 2)
                 asm volatile("" : "+m"(acc) : : "memory");  // stays there, and x is read again
 #endif
             }
@@ -400,7 +426,7 @@ void some_rows(int64_t num_rows, const LinearWeight& weight, const uint8_t* reco
                Upcoming soon) {
     if constexpr (ROWS > 1) {
         if (num_rows < ROWS)
-            return some_rows<KIND, ROWS - 1>(num_rows, weight, records, x, out, panel, row,
+            return some_rows<KIND, lower_tile(ROWS)>(num_rows, weight, records, x, out, panel, row,
                                              is_first, soon);
     }
     const ActivationGroup* groups = x.groups + row * x.stride;
@@ -458,7 +484,8 @@ void run_kind(const LinearWeight& weight, const Activations& x, const Results& o
     constexpr int ROWS = record<KIND>.halves ? ROWS_HALVES : ROWS_GROUPED;
     constexpr int64_t least_wide_rows = 16;  // so many pay for q6_k's codes written out
     const int64_t num_rows = task.row_stop - task.row;
-    const int64_t num_tiles = (num_rows + ROWS - 1) / ROWS;
+    int64_t num_tiles = (num_rows + ROWS - 1) / ROWS;
+    if (EC_NEON) num_tiles = num_rows / ROWS + __builtin_popcountll(num_rows % ROWS);
     const int64_t num_records = num_groups(weight) / record<KIND>.groups;
     for (int64_t panel = task.panel; panel < task.panel_stop; ++panel) {
         Upcoming next =
@@ -469,9 +496,12 @@ void run_kind(const LinearWeight& weight, const Activations& x, const Results& o
         const uint8_t* bytes = nullptr;
         if (KIND == LinearKind::q6_k && EC_LEVEL < 2 && num_rows >= least_wide_rows)
             bytes = widened(records, num_records);
-        for (int64_t t = 0; t < num_tiles; ++t) {
-            const int64_t row = task.row + num_rows * t / num_tiles;
-            const int64_t row_stop = task.row + num_rows * (t + 1) / num_tiles;
+        for (int64_t t = 0, row = task.row, row_stop = 0; t < num_tiles; ++t, row = row_stop) {
+            row_stop = task.row + num_rows * (t + 1) / num_tiles;
+            if (EC_NEON) {
+                const int64_t left = task.row_stop - row;
+                row_stop = row + (left < ROWS ? int64_t{1} << (63 - __builtin_clzll(left)) : ROWS);
+            }
             const Upcoming soon = next.part(t, num_tiles, num_records);
             if constexpr (KIND == LinearKind::q6_k && EC_LEVEL < 2) {
                 if (bytes != nullptr) {

@@ -37,6 +37,8 @@ constexpr int max_threads = 1024, max_nodes = 64;
 inline void pause() {
 #if EC_X86
     __builtin_ia32_pause();
+#elif EC_ARM
+    asm volatile("isb" : : : "memory");  // waits longer than `yield`, which most ignore
 #else
     std::this_thread::yield();
 #endif

@@ -3,6 +3,8 @@
 // A value that is not finite makes the scale NaN: the product then shows it, as float32 would.
 #if defined(__x86_64__)
 #include <immintrin.h>
+#elif defined(__aarch64__)
+#include <arm_neon.h>
 #endif
 
 #include <algorithm>
@@ -135,13 +137,43 @@ void quantise_groups(const float* x, int64_t x_stride, int64_t num_groups, int32
     const auto run = isa() >= Isa::avx512 ? quantise_groups_avx512 : quantise_groups_avx2;
     run(x, x_stride, num_groups, zero, groups, stride);
 }
+#elif EC_ARM
+// Whole groups, as for AVX2; what is not a number has code 0.
+void quantise_groups(const float* x, int64_t x_stride, int64_t num_groups, int32_t zero,
+                     ActivationGroup* groups, int64_t stride) {
+    for (int64_t g = 0; g < num_groups; ++g, x += x_stride, groups += stride) {
+        float32x4_t value[8];
+        uint32x4_t magnitudes = vdupq_n_u32(0);
+        for (int i = 0; i < 8; ++i) {
+            value[i] = vld1q_f32(x + 4 * i);
+            magnitudes = vmaxq_u32(magnitudes, vreinterpretq_u32_f32(vabsq_f32(value[i])));
+        }
+        const uint32_t bits = vmaxvq_u32(magnitudes);
+        float most;
+        std::memcpy(&most, &bits, 4);
+        const bool is_finite = most < std::numeric_limits<float>::infinity();
+        const float factor = is_finite && most > least ? 127.0f / most : 0.0f;
+        int32_t sums[2];
+        for (int half = 0; half < 2; ++half) {
+            int16x4_t four[4];
+            for (int i = 0; i < 4; ++i)
+                four[i] = vmovn_s32(vcvtnq_s32_f32(vmulq_n_f32(value[4 * half + i], factor)));
+            const int8x16_t codes =
+                vcombine_s8(vmovn_s16(vcombine_s16(four[0], four[1])), vmovn_s16(vcombine_s16(four[2], four[3])));
+            vst1q_s8(groups->codes + 16 * half, codes);
+            sums[half] = vaddlvq_s8(codes);
+        }
+        const float scale = is_finite ? most / 127.0f : std::numeric_limits<float>::quiet_NaN();
+        write_group(scale, sums[0], sums[1], zero, groups);
+    }
+}
 #endif
 
 }  // namespace
 
 void quantise_columns(const float* x, int64_t x_stride, int64_t num_rows, int32_t zero,
                       ActivationGroup* groups, int64_t stride) {
-#if EC_X86
+#if EC_X86 || EC_ARM
     if (isa() != Isa::portable)
         return quantise_groups(x, x_stride, num_rows, zero, groups, stride);
 #endif
@@ -151,7 +183,7 @@ void quantise_columns(const float* x, int64_t x_stride, int64_t num_rows, int32_
 
 void quantise_row(const float* x, int64_t num_inputs, int32_t zero,
                   ActivationGroup* groups) {
-#if EC_X86
+#if EC_X86 || EC_ARM
     if (isa() != Isa::portable) {
         const int64_t whole = num_inputs / group_inputs, rest = num_inputs % group_inputs;
         quantise_groups(x, group_inputs, whole, zero, groups, 1);

@@ -59,7 +59,7 @@ EC_INLINE void multiply_tile(const float* state, int64_t value_size, const float
 template <int X>
 static void multiply_rows(const float* state, int64_t value_size, const float* const* rows,
                           int64_t key_size, float* const* outs) {
-    constexpr int V = EC_LEVEL >= 2 ? (X == 2 ? 8 : 4) : (X == 2 ? 4 : 2);
+    constexpr int V = num_registers == 32 ? (X == 2 ? 8 : 4) : (X == 2 ? 4 : 2);
     int64_t p = 0;
     float* at[X];
     const auto place = [&] { for (int x = 0; x < X; ++x) at[x] = outs[x] + p; };
@@ -134,7 +134,7 @@ struct HeadRows {
 // `state`: null for zeros; may be `next`. `shares`: [S].
 static void close_block(const float* state, float* next, const HeadRows& rows, int64_t num_rows,
                         int64_t key_size, int64_t value_size, int64_t decay_size, float* shares) {
-    constexpr int V = EC_LEVEL >= 2 ? 8 : 4;
+    constexpr int V = num_registers == 32 ? 8 : 4;
     const float* last = rows.sums + (num_rows - 1) * decay_size;
     const int64_t stride = decay_size > 1 ? decay_size : 1;
     float of_rows[most_state_rows], decay = 0.0f;

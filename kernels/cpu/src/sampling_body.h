@@ -14,6 +14,8 @@ EC_INLINE vq product(vq a, vq b) {
     return (vq)_mm512_mul_epu32((__m512i)a, (__m512i)b);
 #elif EC_LEVEL == 1
     return (vq)_mm256_mul_epu32((__m256i)a, (__m256i)b);
+#elif EC_NEON
+    return (vq)vmull_u32(vmovn_u64((uint64x2_t)a), vmovn_u64((uint64x2_t)b));
 #else
     return a * b;
 #endif

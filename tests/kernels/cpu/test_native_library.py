@@ -2,6 +2,7 @@
 
 import ctypes
 import os
+import shutil
 import subprocess
 import sys
 import threading
@@ -362,6 +363,17 @@ def test_code_that_another_user_may_have_put_there_is_not_run(
         os.chown(cache, owner, owner)
         with pytest.raises(NativeLibraryUnavailable, match="other users may replace"):
             build_library(cache, sources)
+
+
+@pytest.mark.packages
+def test_the_sources_compile_for_aarch64() -> None:
+    compiler = shutil.which("aarch64-linux-gnu-g++")
+    if compiler is None:
+        pytest.skip("needs Debian's g++-aarch64-linux-gnu")
+    sources = sorted((Path(native.__file__).parent / "src").glob("*.cpp"))
+    command = [compiler, "-std=c++17", "-fsyntax-only", "-Wall", "-Werror", *map(str, sources)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
 
 
 @pytest.mark.usefixtures("library")

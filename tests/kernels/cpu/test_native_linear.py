@@ -8,7 +8,7 @@ import torch
 from gguf import GGML_QUANT_SIZES, GGMLQuantizationType
 from gguf.quants import dequantize
 
-from kernels.cpu.library import AVX2_VNNI, ISA_NAMES, NativeLibrary, check
+from kernels.cpu.library import AVX2_VNNI, NativeLibrary, check
 from kernels.cpu.linear import NativeLinear, PackedParts
 from kernels.cpu.weights import (
     GGUF_KINDS,
@@ -20,7 +20,7 @@ from kernels.cpu.weights import (
     quantise_int4,
     quantise_int8,
 )
-from tests.kernels.cpu.instruction_sets import covering_sets
+from tests.kernels.cpu.instruction_sets import SETS, covering_sets
 from tests.kernels.gguf_parts import SCALES_AT, pack_gguf, random_blocks, random_part
 
 ROWS = (1, 2, 5, 12, 13, 50)
@@ -77,15 +77,18 @@ def test_float_product_is_that_of_torch(
         assert_rows_alone_have_the_same_bits(linear, x, weight, out)
 
 
-def test_float_product_has_the_same_bits_on_both_vector_units(library: NativeLibrary) -> None:
-    if ISA_NAMES.index(library.machine_isa) < ISA_NAMES.index("avx512"):
-        pytest.skip("needs a machine with both")
+def test_float_product_has_the_same_bits_on_all_vector_units(library: NativeLibrary) -> None:
+    units = [isa for isa in SETS if isa in library.isas and isa != "portable"]
+    if len(units) < 2:
+        pytest.skip("needs a machine with several")
     linear = NativeLinear(library)
     weight = pack_float(library, torch.randn(100, 700))
     x = torch.randn(17, 700)
-    with library.forced_isa("avx2"):
+    with library.forced_isa(units[0]):
         narrow = linear(x, weight)
-    assert torch.equal(linear(x, weight), narrow)
+    for isa in units[1:]:
+        with library.forced_isa(isa):
+            assert torch.equal(linear(x, weight), narrow), isa
 
 
 @pytest.mark.parametrize(("num_outputs", "num_inputs"), [(1, 1), (33, 7), (70, 130), (96, 1536)])
@@ -152,6 +155,13 @@ def test_gathered_rows_have_the_bits_of_ggufs_dequantisation(
     assert torch.equal(rows, torch.from_numpy(stored)[ids])
 
 
+def some_weight(library: NativeLibrary, kind: str) -> PackedLinear:
+    if kind in GGUF_KINDS:
+        return pack_gguf(library, random_blocks(kind, 45, 512), kind, 45, 512)
+    packer = quantise_int8 if kind == "int8" else quantise_int4
+    return packer(library, torch.randn(45, 512) * torch.rand(45, 1))
+
+
 @pytest.mark.parametrize("num_rows", [1, 4, 13])
 @pytest.mark.parametrize("kind", ["int8", "int4", *GGUF_KINDS])
 def test_avx_vnni_gives_the_bits_of_plain_avx2(
@@ -159,11 +169,7 @@ def test_avx_vnni_gives_the_bits_of_plain_avx2(
 ) -> None:
     if not library.has_avx_vnni:
         pytest.skip("this machine has no AVX-VNNI")
-    if kind in GGUF_KINDS:
-        weight = pack_gguf(library, random_blocks(kind, 45, 512), kind, 45, 512)
-    else:
-        packer = quantise_int8 if kind == "int8" else quantise_int4
-        weight = packer(library, torch.randn(45, 512) * torch.rand(45, 1))
+    weight = some_weight(library, kind)
     x = torch.randn(num_rows, 512) * 3
     run = NativeLinear(library)
     with library.forced_isa("avx2"):
@@ -171,6 +177,23 @@ def test_avx_vnni_gives_the_bits_of_plain_avx2(
     with library.forced_isa(AVX2_VNNI):
         assert library.isa == "avx2"
         assert torch.equal(run(x, weight), plain)
+
+
+@pytest.mark.parametrize("isa", ["neon_dot", "neon_i8mm"])
+@pytest.mark.parametrize("kind", ["int8", "int4", *GGUF_KINDS])
+def test_sets_of_arm_give_products_of_bytes_the_same_bits(
+    library: NativeLibrary, kind: str, isa: str
+) -> None:
+    if isa not in library.isas:
+        pytest.skip(f"this machine has no {isa}")
+    weight = some_weight(library, kind)
+    run = NativeLinear(library)
+    for num_rows in ROWS:
+        x = torch.randn(num_rows, 512) * 3
+        with library.forced_isa("neon"):
+            plain = run(x, weight)
+        with library.forced_isa(isa):
+            assert torch.equal(run(x, weight), plain)
 
 
 def test_gathered_rows_are_the_stored_ones_of_every_own_kind(library: NativeLibrary) -> None:

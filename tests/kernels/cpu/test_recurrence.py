@@ -19,9 +19,10 @@ from kernels.interface.recurrence import (
     RecurrentCache,
 )
 from kernels.torch import recurrence as torch_recurrence
+from tests.kernels.cpu import instruction_sets
 
 NUM_BLOCKS = 64
-KINDS = ("torch", "portable", "avx2", "avx512")
+KINDS = ("torch", *instruction_sets.KINDS)
 
 
 class Layer:
