@@ -25,6 +25,7 @@ from frontend.cli.app import app as engine_client
 from frontend.engine.engine_options import daemon_arguments
 from frontend.http.app import OPERATIONS
 from frontend.request_options import SharedOptions
+from scripts.reference.command_lines import engine_client_page, engine_core_page
 
 ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
@@ -38,6 +39,10 @@ _OF_OTHERS = {
     "cp", "npx", "codex", "opencode", "llama-server", "ollama", "vllm", "kind", "scp", "sha256sum",
 }  # fmt: skip
 """Programs that are not ours, whose options nothing here can check."""
+_OPTIONS_OF_OTHERS = {
+    "--help", "--version", "--cpunodebind", "--interleave", "--membind", "--n-cpu-moe", "--tool",
+    "--num-cpus", "--init", "--rm", "--time", "--set", "--max-queued-",
+}  # fmt: skip
 
 
 @dataclasses.dataclass(frozen=True)
@@ -101,6 +106,32 @@ def test_python_that_would_be_refused_is_found():
             _check_python(text)
     with pytest.raises(cyclopts.CycloptsError):
         _check_python("from frontend import LLM\nLLM('m', no_such_option=3)")
+
+
+@cache
+def known_options() -> set[str]:
+    """Of the programs; and of scripts and tests, names of parameters and what they are told."""
+    files = [path for name in ("scripts", "tests") for path in (ROOT / name).rglob("*.py")]
+    text = "".join(path.read_text() for path in files)
+    fields = re.findall(r"(?m)^    (\w+): ", text)
+    return {
+        *re.findall(r"--[\w.-]+", engine_core_page() + engine_client_page()),
+        *re.findall(r'"(--[a-z-]+)"', text),
+        *(f"--{name.replace('_', '-')}" for name in fields),
+    }
+
+
+@pytest.mark.parametrize("page", PAGES, ids=[page.name for page in PAGES])
+def test_an_option_that_a_text_names_is_there(page):
+    if page.name.startswith("from_"):
+        return  # tables of other engines' options
+    text = _FENCE.sub("", page.read_text())
+    spans = [
+        span for span in re.findall(r"`([^`]+)`", text) if span.partition(" ")[0] not in _OF_OTHERS
+    ]
+    named = {each for span in spans for each in re.findall(r"(?:^|\s|\[)(--[a-z][\w.-]+)", span)}
+    known = known_options() | _OPTIONS_OF_OTHERS
+    assert not [name for name in named if not {name, name.replace("--no-", "--")} & known]
 
 
 def _check_shell(text: str) -> None:

@@ -16,6 +16,8 @@ READ = ("start", "guides", "concepts", "reference", "internals")
 IN_FOLDERS = sorted(page for page in PAGES if page.parent.name in READ)
 FOLDERS = ("engine_core", "frontend", "kernels", "protocol", "scripts", "tests")
 MADE = {ROOT / "docs/reference" / f"{name}.md" for name in REFERENCE}
+_NAMING = {".py", ".toml", ".js", ".html", ".cpp", ".h", ".yml", ".yaml", ".service"}
+_PAGE = re.compile(r"(?<![\w/])docs/[\w/-]+\.md\b")
 _CODE = re.compile(r"^```.*?^```|`[^`\n]+`", re.MULTILINE | re.DOTALL)
 _LINK = re.compile(r"\]\(([^()\s]+)\)")
 _PYTHON = re.compile(r"(?<![*\w/{}.-])[\w./]+\.py\b")
@@ -66,6 +68,15 @@ def test_a_cell_of_a_table_is_read_at_a_glance(page):
     rows = re.findall(r"^\|(.*)\|$", page.read_text(), re.M)
     cells = [cell.strip() for row in rows for cell in row.split("|")]
     assert not [cell for cell in cells if len(cell) > 300]
+
+
+def test_every_page_that_the_code_names_is_there():
+    """Messages, help texts and comments send their readers to pages, which are moved and split."""
+    folders = [ROOT / name for name in (*FOLDERS, "docs/deployment", "docs/monitoring")]
+    files = [path for folder in folders for path in folder.rglob("*") if path.suffix in _NAMING]
+    named = {name for path in files for name in _PAGE.findall(path.read_text())}
+    assert len(named) > 10
+    assert not [name for name in named if not (ROOT / name).exists() and ROOT / name not in MADE]
 
 
 def test_every_raw_figure_belongs_to_a_page():

@@ -42,6 +42,7 @@ def _page(head: str, app: App, without: Iterable[str] = ()) -> str:
     text = app.generate_docs(output_format="markdown", recursive=True).partition("\n")[2]
     text = re.sub(r"(?ms)^#+ Table of Contents.*?^\*\*", "**", text)
     text = re.sub(r"\n +(?=\S)", " ", text)  # wrapped as in a docstring
+    text = re.sub(r"docs/(\w+/(\w+)\.md)", r"[\2](../\1)", text)
     text = text.replace(default_address(), "a socket in $XDG_RUNTIME_DIR")
     others = "|".join(map(re.escape, without)) or "-"
     text = re.sub(rf"(?m)^\* \[`({others})`\].*\n", "", text)
