@@ -3,9 +3,8 @@ change at a time. The check compares two layers of the same widths."""
 
 import functools
 import itertools
-from collections.abc import Callable
-from dataclasses import dataclass
 from functools import partial
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -26,46 +25,26 @@ ROUNDING = 5e-2
 """Of all roundings to bf16 in two layers; another order of sums moves each."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Variant:
-    """How products are computed. `is_own`: by `FewRowsProducts` with these options. `folds`: norms
-    and activation are within them."""
-
-    is_own: bool = True
-    dependent: bool = True
-    prefetch_bytes: int = 0
-    folds: bool = False
-
-    def products(self, device: str) -> FewRowsProducts | None:
-        if not self.is_own:
-            return None
-        return FewRowsProducts(
-            torch.device(device), dependent=self.dependent, prefetch_bytes=self.prefetch_bytes
-        )
-
-
-VARIANTS = {
-    "cuBLAS": Variant(is_own=False),
-    "own": Variant(dependent=False),
-    "own, dependent": Variant(),
-    "own, 0.25 MB ahead": Variant(prefetch_bytes=1 << 18),
-    "own, 0.5 MB ahead": Variant(prefetch_bytes=1 << 19),
-    "own, 1 MB ahead": Variant(prefetch_bytes=1 << 20),
-    "own, 0.25 MB ahead, norms and activation within": Variant(prefetch_bytes=1 << 18, folds=True),
+WITHIN = "own, 0.25 MB ahead, norms and activation within"
+VARIANTS: dict[str, dict[str, Any] | None] = {
+    "cuBLAS": None,
+    "own": {"dependent": False},
+    "own, dependent": {},
+    "own, 0.25 MB ahead": {"prefetch_bytes": 1 << 18},
+    "own, 0.5 MB ahead": {"prefetch_bytes": 1 << 19},
+    "own, 1 MB ahead": {"prefetch_bytes": 1 << 20},
+    WITHIN: {"prefetch_bytes": 1 << 18},
 }
+"""Options of `FewRowsProducts`; None: the library's products."""
+WHOLE_STEPS = ("own", "own, dependent", "own, 0.25 MB ahead")
+"""Variants that are timed in a model's step, as the runner replays it, too."""
 
 
 class Layers:
     """Random weights of a model's shape, and a token of each of `rows` sequences."""
 
     def __init__(
-        self,
-        shape: Shape,
-        num_layers: int,
-        rows: int,
-        context: int,
-        dtype: torch.dtype,
-        device: str,
+        self, shape: Shape, rows: int, context: int, dtype: torch.dtype, device: str
     ) -> None:
         E, width = shape["hidden_size"], shape["intermediate_size"]
         heads, kv_heads = shape["num_attention_heads"], shape["num_key_value_heads"]
@@ -76,6 +55,7 @@ class Layers:
             return drawn.mul_(inputs**-0.5)
 
         sizes = ((heads + 2 * kv_heads) * size, E), (E, heads * size), (2 * width, E), (E, width)
+        num_layers = shape["num_hidden_layers"]
         self.layers = [[weight(*each) for each in sizes] for _ in range(num_layers)]
         self.head = weight(shape["vocab_size"], E)
         self.norm_E = torch.rand(E, device=device).to(dtype)
@@ -96,14 +76,14 @@ class Layers:
             + num_layers * self.step.num_bytes()
         )
 
-    def run(self, products: FewRowsProducts | None, *, folds: bool) -> torch.Tensor:
-        """Logits of the tokens."""
+    def run(self, products: FewRowsProducts | None, *, within: bool = False) -> torch.Tensor:
+        """Logits of the tokens. `within`: norms and activations are the products'."""
         linear = F.linear if products is None else products.linear
         x_TE, residual_TE = self.x_TE.clone(), self.residual_TE.clone()
 
         def normed(weight_NE: torch.Tensor, *, gated: bool = False) -> torch.Tensor:
             nonlocal residual_TE
-            if folds and products is not None:
+            if within and products is not None:
                 sums_TE = torch.empty_like(x_TE)
                 norm = ResidualNorm(residual_TE, self.norm_E, EPS, sums_TE)
                 residual_TE = sums_TE
@@ -115,23 +95,26 @@ class Layers:
             return silu_and_mul(out_TN) if gated else out_TN
 
         for qkv, output, gate_up, down in self.layers:
-            self.step.q_THD = self._rotate(normed(qkv))
+            own = self.rotary
+            cache, params = own.cache_of(own.kv_B2KSD), own.params(x_TE.dtype)
+            self.step.q_THD = rotary_and_cache(
+                normed(qkv), own.positions_T, own.slots_T, cache, params
+            )
             out_THD = self.step.attend(torch.empty_like(self.step.q_THD))
             x_TE = linear(out_THD.flatten(1), output)
             x_TE = linear(normed(gate_up, gated=True), down)
         return normed(self.head)
 
-    def _rotate(self, qkv_TN: torch.Tensor) -> torch.Tensor:
-        own = self.rotary
-        cache, params = own.cache_of(own.kv_B2KSD), own.params(qkv_TN.dtype)
-        return rotary_and_cache(qkv_TN, own.positions_T, own.slots_T, cache, params)
-
 
 @functools.lru_cache(maxsize=1)
 def _whole(name: str, rows: int) -> Layers:
     """One model's at a time are on the device."""
-    shape = PUBLISHED[name]
-    return Layers(shape, shape["num_hidden_layers"], rows, 1024, torch.bfloat16, "cuda")
+    return Layers(PUBLISHED[name], rows, 1024, torch.bfloat16, "cuda")
+
+
+def _products(variant: str, device: str) -> FewRowsProducts | None:
+    options = VARIANTS[variant]
+    return None if options is None else FewRowsProducts(torch.device(device), **options)
 
 
 def check_layers(
@@ -144,41 +127,39 @@ def check_layers(
     device: str = "cuda",
 ) -> float:
     """The error of two layers and the head to the same ones with the library's products."""
-    chosen, layers = VARIANTS[variant], Layers(shape, 2, rows, context, dtype, device)
-    found = layers.run(chosen.products(device), folds=chosen.folds)
-    return row_error(found, layers.run(None, folds=False))
+    layers = Layers(shape | {"num_hidden_layers": 2}, rows, context, dtype, device)
+    found = layers.run(_products(variant, device), within=variant == WITHIN)
+    return row_error(found, layers.run(None))
 
 
 def time_layers(name: str, variant: str, rows: int = 1) -> Work:
     """The variant's graph, replayed."""
-    layers, chosen = _whole(name, rows), VARIANTS[variant]
-    call = partial(layers.run, chosen.products("cuda"), folds=chosen.folds)
-    return Work(call=_recorded(call), num_bytes=layers.num_bytes, fits_graph=False)
-
-
-def time_step(name: str, variant: str) -> Work:
-    """The whole step with the variant's products, as the runner replays it."""
-    few_rows = VARIANTS[variant].products("cuda")
-    return time_decode(name, 1, most_seqs=1, most_prefill=1024, most_prefix=0, few_rows=few_rows)
-
-
-def _recorded(call: Callable[[], object]) -> Callable[[], object]:
+    layers, products = _whole(name, rows), _products(variant, "cuda")
+    call = partial(layers.run, products, within=variant == WITHIN)
     call()  # which compiles
     torch.cuda.synchronize()
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
         call()
-    return graph.replay
+
+    def replay(_kept: object = products) -> None:  # the graph has their counters' address
+        graph.replay()
+
+    return Work(call=replay, num_bytes=layers.num_bytes, fits_graph=False)
+
+
+def time_step(name: str, variant: str) -> Work:
+    """The whole step with the variant's products, as the runner replays it."""
+    sizes = {"most_seqs": 1, "most_prefill": 1024, "most_prefix": 0}
+    return time_decode(name, 1, few_rows=_products(variant, "cuda"), **sizes)
 
 
 def few_rows_timings() -> list[TimingGroup]:
     """A group a model and variant, so that one that is wrong stops no other."""
     groups: list[TimingGroup] = []
-    for name, (variant, chosen) in itertools.product(
-        ("Llama-3.1-8B", "Qwen3-0.6B"), VARIANTS.items()
-    ):
+    for name, variant in itertools.product(("Llama-3.1-8B", "Qwen3-0.6B"), VARIANTS):
         timings = {f"layers {name} 1 x 1024, {variant}": partial(time_layers, name, variant)}
-        if chosen.is_own and chosen.prefetch_bytes <= 1 << 18 and not chosen.folds:
+        if variant in WHOLE_STEPS:
             timings[f"few rows step {name} 1 x 1024, {variant}"] = partial(time_step, name, variant)
         check = partial(check_layers, PUBLISHED[name], variant)
         groups.append(TimingGroup(f"few rows {name}, {variant}", check, ROUNDING, timings))
