@@ -41,13 +41,14 @@ class EngineWatch:
         """Ask the engine, and return when it has answered, or has kept silent for a while."""
         if self._asking is None:
             self._asking = asyncio.create_task(self._ask())
-        await asyncio.wait([self._asking], timeout=_SILENT_S)
-        if not self._asking.done():
+        asking = self._asking  # another refresh may end it
+        await asyncio.wait([asking], timeout=_SILENT_S)
+        if not asking.done():
             is_connected = self.llm.engines[0].session.is_connected
             what = "no answer" if is_connected else "the engine is gone, waiting for it"
             self.trouble = f"{what} for {time.monotonic() - self._answered_s:.0f} s"
             return
-        error, self._asking = self._asking.exception(), None
+        error, self._asking = asking.exception(), None if self._asking is asking else self._asking
         if error is not None and not isinstance(error, EngineClientError):
             raise error
         self.trouble = None if error is None else str(error)

@@ -26,13 +26,13 @@ _ID_CHARS = 13
 _COLUMNS: dict[str, Callable[[RequestInfo], Any]] = {
     "status": lambda info: info.status,
     "progress": lambda info: info.num_output_tokens / (info.max_tokens * info.num_sequences),
+    "waits for": lambda info: info.waits_for or "",
     "tokens/s": lambda info: 0.0,
     "prompt": lambda info: info.num_prompt_tokens,
     "age s": lambda info: info.age_s or 0.0,
+    "id": lambda info: info.request_id,
     "tenant": lambda info: info.tenant or "",
     "prio": lambda info: info.priority,
-    "waits for": lambda info: info.waits_for or "",
-    "id": lambda info: info.request_id,
 }
 
 
@@ -129,7 +129,8 @@ class TopApp(App[None]):
             text.append(f"\n{engine.trouble}", "bold red")
         if not engine.history:
             return text
-        now, width = engine.history[-1], 24 if self.size.width >= 60 else 0
+        columns = self.size.width
+        now, width = engine.history[-1], 24 if columns >= 100 else 12 if columns >= 60 else 0
         uptime = datetime.timedelta(seconds=int(now.uptime_s))
         text.append(f"  {now.state}, up {uptime}, {now.num_clients} clients")
         oldest = f", the oldest for {now.max_wait_s:.1f} s" if now.num_waiting else ""

@@ -1,5 +1,6 @@
 """`engine-client top` on a scripted engine: its screen (Textual's pilot), and its rates."""
 
+import asyncio
 import contextlib
 import importlib
 import time
@@ -202,6 +203,16 @@ async def test_a_client_that_may_not_see_requests_sees_the_rest(start_engine):
     engine.answer = refuse
     async with shown(engine) as pilot:
         await until(pilot, "1 running", "it needs a key")
+
+
+async def test_two_refreshes_at_once_ask_once(start_engine):
+    engine = start_engine()
+    asked = script(engine, A)
+    async with AsyncLLM(engine.address) as llm:
+        watch = EngineWatch(llm)
+        await asyncio.gather(watch.refresh(), watch.refresh())
+        await watch.close()
+    assert asked.count("GetStatistics") == 1
 
 
 async def test_a_narrow_terminal_shows_all_numbers_and_the_first_columns(start_engine):
