@@ -54,10 +54,12 @@ export function showAnswer(body, message) {
   after.replaceChildren(...calls.map(callElement), ...(message.error ? [element("p", { className: "error", textContent: message.error })] : []));
 }
 
+const duration = (ms) => (ms < 1000 ? `${Math.round(ms)} ms` : `${(ms / 1000).toFixed(1)} s`);
+
 function notes(message) {
   const parts = [];
   if (message.tokens_per_s) parts.push(`${message.tokens_per_s.toFixed(1)} tokens/s`);
-  if (message.ttft_ms !== undefined) parts.push(`first after ${Math.round(message.ttft_ms)} ms`);
+  if (message.ttft_ms !== undefined) parts.push(`first after ${duration(message.ttft_ms)}`);
   if (message.finish !== "ended" && message.finish) parts.push(ENDS[message.finish] ?? message.finish);
   return parts.length ? [element("span", { className: "notes", textContent: parts.join(" · ") })] : [];
 }

@@ -8,10 +8,12 @@ function themed(name) {
   return getComputedStyle(document.documentElement).getPropertyValue(name).trim();
 }
 
+const isOfSecondHalf = (ordinal) => (ordinal - 1) % HUES.length >= HUES.length / 2;
+
 // Of the request that the page calls #ordinal.
 export function requestColour(ordinal) {
-  const index = (ordinal - 1) % HUES.length;
-  return `hsl(${HUES[index]} 62% ${themed(index < HUES.length / 2 ? "--owner-lightness" : "--owner-lightness-2")})`;
+  const lightness = themed(isOfSecondHalf(ordinal) ? "--owner-lightness-2" : "--owner-lightness");
+  return `hsl(${HUES[(ordinal - 1) % HUES.length]} 62% ${lightness})`;
 }
 
 // Requests beyond the colours have a stripe, too: 0 none, 1 across, 2 upright, 3 both edges; as .dot[data-stripe].
@@ -145,7 +147,7 @@ export function cellsOf(blocks) {
   return Array.from(levels, (level, index) => ({ owner: bytes[2 * index] | (bytes[2 * index + 1] << 8), level: level / 255 }));
 }
 
-const BLOCKS_HEIGHT = 168;
+const BLOCKS_HEIGHT = 144;
 const MOST_SIZE = 28; // pixels of a square
 const NUMBERED = 15; // from here on a number fits
 
@@ -194,7 +196,8 @@ export function drawBlocks(canvas, cells, requests, ordinalOf, perCell, marked) 
         pen.fill();
       } else if (owner === 1) pen.fillRect(x + inner * 0.2, y + inner * 0.2, inner * 0.6, inner * 0.6);
       else if (requests[request] && inner >= NUMBERED) {
-        if (cells[index - 1]?.owner !== owner) write(ordinalOf(requests[request].number), x + inner / 2, y + inner / 2 + 4, "center", ground, 9);
+        const ordinal = ordinalOf(requests[request].number);
+        if (cells[index - 1]?.owner !== owner) write(ordinal, x + inner / 2, y + inner / 2 + 4, "center", isOfSecondHalf(ordinal) ? text : ground, 9);
       } else if (stripes[request]) drawStripe(pen, stripes[request], x, y, inner, inner);
     }
     if (index !== marked) return;

@@ -110,12 +110,15 @@ function showState() {
   else say(num_running + num_waiting ? "The engine is at work." : "The engine is idle. Send a message and watch what it does.");
 }
 
+// The engine counts them among those that wait.
+const numPreempted = () => latest.requests.filter((request) => laneOf(request) === "preempted").length;
+
 function showFigures(figures) {
   const [first, last] = [rates[0], rates.at(-1)];
   const speed = figures.num_running && last[0] > first[0] ? (last[1] - first[1]) / (last[0] - first[0]) : 0;
   const shown = {
     running: figures.num_running,
-    waiting: figures.num_waiting,
+    waiting: figures.num_waiting - numPreempted(),
     preemptions: figures.num_preemptions,
     speed: Math.round(speed),
     cache: percent(figures.num_blocks_in_use, figures.num_blocks),
@@ -165,7 +168,7 @@ function showLanes() {
     });
     const list = find(`lane-${lane}`);
     if (shown.length !== list.children.length || shown.some((each, index) => each !== list.children[index])) list.replaceChildren(...shown);
-    const total = lane === "running" ? latest.statistics.num_running : lane === "waiting" ? latest.statistics.num_waiting - latest.requests.filter((each) => laneOf(each) === "preempted").length : there.length;
+    const total = lane === "running" ? latest.statistics.num_running : lane === "waiting" ? latest.statistics.num_waiting - numPreempted() : there.length;
     find(`count-${lane}`).textContent = total;
     find(`more-${lane}`).textContent = total > shown.length ? `and ${total - shown.length} more` : "";
   }
