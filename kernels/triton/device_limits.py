@@ -32,6 +32,12 @@ def dependent_launch(device: torch.device) -> dict[str, bool]:
 
 
 @functools.cache
+def is_hopper(device: torch.device) -> bool:
+    """Whether the device has wgmma, which no later one has."""
+    return device.type == "cuda" and torch.cuda.get_device_capability(device) == (9, 0)
+
+
+@functools.cache
 def multiplies_float8(device: torch.device) -> bool:
     """Whether tensor cores do. The interpreter does."""
     return device.type != "cuda" or torch.cuda.get_device_capability(device) >= FLOAT8_CAPABILITY

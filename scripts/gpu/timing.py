@@ -150,6 +150,7 @@ FAMILIES = {
     "hybrids": "scripts.gpu.step_timings:hybrid_timings",
     "quantised": "scripts.gpu.step_timings:quantised_timings",
     "kernels": "scripts.gpu.kernel_timings:all_timings",
+    "prompts": "scripts.gpu.prompt_timings:prompt_timings",
     "crossings": "scripts.gpu.kernel_timings:crossing_timings",
     "long": "scripts.gpu.daemon_timings:long_timings",
     "arriving": "scripts.gpu.daemon_timings:arriving_timings",

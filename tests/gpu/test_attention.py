@@ -1,8 +1,11 @@
 """Paged attention: decodes, prefills, both in one step, and the options of models."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 
+from kernels.triton.attention.work import AttentionVariant
 from tests.gpu.checks import attention, dense_linear
 from tests.gpu.checks.attention import (
     DECODES,
@@ -20,7 +23,9 @@ from tests.gpu.checks.attention import (
 from tests.gpu.checks.paged_step import Heads
 from tests.gpu.device import in_interpreter, on_gpu
 
-FP8, FP32 = torch.float8_e4m3fn, torch.float32
+FP8, FP16, FP32 = torch.float8_e4m3fn, torch.float16, torch.float32
+IN_GLUON = AttentionVariant(prompts_in_gluon=True)
+BY_BITS = AttentionVariant(float8_by_bits=True)
 SMALL = Heads(num_query_heads=3, num_kv_heads=1, head_size=32, dtype=FP32)
 WINDOW = Heads(num_query_heads=4, num_kv_heads=2, head_size=16, dtype=FP32, sliding_window=20)
 SMALL_FP8 = Heads(num_query_heads=2, num_kv_heads=1, head_size=16, dtype=FP32, kv_dtype=FP8)
@@ -45,6 +50,17 @@ def in_fp8(heads):
         on_gpu(LLAMA, [], PREFILLS, {}, ROUNDING, id="prefill Llama-3.1-8B"),
         on_gpu(LLAMA, DECODES, [], {"shortest_split": 64}, ROUNDING, id="splits of 64"),
         on_gpu(LLAMA, SPECULATIVE, [], {}, ROUNDING, id="speculative decode"),
+        *(
+            on_gpu(heads, DECODES, PREFILLS, {"variant": variant}, ROUNDING, id=name)
+            for name, heads, variant in (
+                ("Llama-3.1-8B in Gluon", LLAMA, IN_GLUON),
+                ("Llama-3.1-8B in Gluon, blocks of 128", replace(LLAMA, block_size=128), IN_GLUON),
+                ("SmolLM2 in Gluon", SMOL, IN_GLUON),
+                ("GPT-OSS in Gluon", GPT_OSS, IN_GLUON),
+                ("Llama-3.1-8B fp8 by bits", in_fp8(LLAMA), BY_BITS),
+                ("SmolLM2 float16 fp8 by bits", in_fp8(replace(SMOL, dtype=FP16)), BY_BITS),
+            )
+        ),
         *(
             on_gpu(heads, DECODES, PREFILLS, options, ROUNDING, id=f"mixed {name}")
             for name, heads, options in (

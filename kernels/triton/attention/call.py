@@ -75,6 +75,7 @@ class AttentionCall(NamedTuple):
                 "HAS_SOFTCAP": params.softcap is not None,
                 "HAS_ALIBI": params.alibi_slopes_H is not None,
                 "HAS_SINKS": params.sinks_H is not None,
+                "BY_BITS": work.variant.float8_by_bits and caches.dtype == _KV_DTYPES[3],
                 **options,
                 **dependent_launch(self.q_THD.device),
             },

@@ -69,6 +69,7 @@ def decode_kernel(
     HAS_ALIBI: tl.constexpr,
     HAS_SINKS: tl.constexpr,
     AHEAD: tl.constexpr,
+    BY_BITS: tl.constexpr,
     PDL: tl.constexpr,
 ):
     """Program p takes pieces p, p + P, ...; a piece is one split and one key/value head."""
@@ -118,7 +119,7 @@ def decode_kernel(
                 position_M, position_M, slope_M, k_cache, v_cache, table,
                 score_scale, multiplier, window,
                 D, D_PAD, S, BLOCK_STRIDE, SLOT_STRIDE, BLOCK_N, True, QUERIES == 1,
-                HAS_WINDOW, HAS_SOFTCAP, HAS_ALIBI, False,
+                HAS_WINDOW, HAS_SOFTCAP, HAS_ALIBI, BY_BITS, False,
             )  # fmt: skip
         if AHEAD:
             LINE: tl.constexpr = 1024 // k_cache_BKSD.dtype.element_ty.primitive_bitwidth

@@ -13,6 +13,7 @@ result does not depend on how its prompt was chunked. The specification is in `a
 import triton
 import triton.language as tl
 
+from kernels.triton.attention import gluon_prefill
 from kernels.triton.attention.call import AttentionCall
 from kernels.triton.attention.lists import KEY_TILE, MOST_SPLIT_PREFILLS, tile_rows
 from kernels.triton.attention.reduce import all_arrived, join_splits
@@ -62,6 +63,7 @@ def prefill_kernel(
     HAS_SOFTCAP: tl.constexpr,
     HAS_ALIBI: tl.constexpr,
     HAS_SINKS: tl.constexpr,
+    BY_BITS: tl.constexpr,
     BOTH_SIDES: tl.constexpr,  # of sequences that are whole in the step
     HAS_ENDS: tl.constexpr,
     PDL: tl.constexpr,
@@ -140,7 +142,7 @@ def prefill_kernel(
                     position_M, last_M, slope_M, k_cache, v_cache, table,
                     score_scale, multiplier, window,
                     D, D_PAD, S, BLOCK_STRIDE, SLOT_STRIDE, BLOCK_N, True, False,
-                    HAS_WINDOW, HAS_SOFTCAP, HAS_ALIBI, BOTH_SIDES,
+                    HAS_WINDOW, HAS_SOFTCAP, HAS_ALIBI, BY_BITS, BOTH_SIDES,
                 )  # fmt: skip
         for first_key in range(left, right, BLOCK_N):
             acc_MD, peak_M, total_M = attend_tile(
@@ -148,7 +150,7 @@ def prefill_kernel(
                 position_M, last_M, slope_M, k_cache, v_cache, table,
                 score_scale, multiplier, window,
                 D, D_PAD, S, BLOCK_STRIDE, SLOT_STRIDE, BLOCK_N, False, False,
-                HAS_WINDOW, HAS_SOFTCAP, HAS_ALIBI, BOTH_SIDES,
+                HAS_WINDOW, HAS_SOFTCAP, HAS_ALIBI, BY_BITS, BOTH_SIDES,
             )  # fmt: skip
         for first_key in range(right, stop, BLOCK_N):
             acc_MD, peak_M, total_M = attend_tile(
@@ -156,7 +158,7 @@ def prefill_kernel(
                 position_M, last_M, slope_M, k_cache, v_cache, table,
                 score_scale, multiplier, window,
                 D, D_PAD, S, BLOCK_STRIDE, SLOT_STRIDE, BLOCK_N, True, False,
-                HAS_WINDOW, HAS_SOFTCAP, HAS_ALIBI, BOTH_SIDES,
+                HAS_WINDOW, HAS_SOFTCAP, HAS_ALIBI, BY_BITS, BOTH_SIDES,
             )  # fmt: skip
 
         if not HAS_ALIBI:
@@ -218,6 +220,7 @@ def prefill_attention(call: AttentionCall) -> None:
     "FlashAttention-2" (Dao 2023)."""
     work, options = call.work, (call.options, call.work.ends_T is None)
     ends_T = work.ends_T
+    in_gluon = work.variant.prompts_in_gluon and gluon_prefill.takes(call)
     launches = [(work.tiles_W8, work.max_tiles, 0, 0)]
     for first in range(0, work.max_split_prefills, MOST_SPLIT_PREFILLS):
         number = min(work.max_split_prefills - first, MOST_SPLIT_PREFILLS)
@@ -227,19 +230,24 @@ def prefill_attention(call: AttentionCall) -> None:
         def prepare(number: int = num_entries, slots: int = slots, first: int = first) -> Launch:
             call.check()
             num_kv_heads, head_size = call.k_cache_BKSD.shape[1], call.k_cache_BKSD.shape[3]
-            constants, launch = configuration(
-                group_size=work.num_query_heads // num_kv_heads,
-                head_size=head_size,
-                kv_bytes=call.k_cache_BKSD.element_size(),
-                shared_bytes=shared_memory(call.q_THD.device),
-                tile_slots=slots,
-            )
+            group_size = work.num_query_heads // num_kv_heads
+            if in_gluon:
+                constants, launch = gluon_prefill.configuration(group_size, head_size, slots)
+            else:
+                constants, launch = configuration(
+                    group_size=group_size,
+                    head_size=head_size,
+                    kv_bytes=call.k_cache_BKSD.element_size(),
+                    shared_bytes=shared_memory(call.q_THD.device),
+                    tile_slots=slots,
+                )
             constants |= launch | {"BOTH_SIDES": work.both_sides, "HAS_ENDS": ends_T is not None}
             return call.launch((number, num_kv_heads), constants, first)
 
         tensors = call.tensors(entries_W8, work.tile_arrivals)
         tensors += (work.counts_3 if ends_T is None else ends_T,)
-        _launches(tensors, (options, slots, first), prepare)
+        bound = gluon_prefill.launches if in_gluon else _launches
+        bound(tensors, (options, slots, first), prepare)
 
 
 _launches = BoundLaunches(prefill_kernel)

@@ -5,6 +5,51 @@ Row = token * G + head: the G query heads of a key/value head share one reading 
 import triton
 import triton.language as tl
 
+INTERPRETED = tl.constexpr(triton.knobs.runtime.interpret)
+
+
+def _by_bits(dtype: str, shift: int, mask: int, power: int) -> tl.constexpr:
+    """PTX: 4 e4m3 codes in a register become 4 numbers in two, 5 instructions for 2 of them. Sign,
+    exponent and fraction move to their places in 16 bits; a product with a power of two, exact for
+    what is subnormal in float8, too, mends the exponent (less -0: fma is there from sm_80 on)."""
+    lines = [f"prmt.b32 {name}, 0, $2, {order}" for name, order in (("a", 0x5040), ("b", 0x7060))]
+    for name, out in (("a", "$0"), ("b", "$1")):
+        lines += [
+            f"shr.u32 t, {name}, {shift}",
+            f"and.b32 {name}, {name}, s",
+            f"lop3.b32 {name}, t, {mask}, {name}, 0xEA",  # (t & mask) | a
+            f"fma.rn.{dtype}x2 {out}, {name}, p, s",
+        ]
+    head = f".reg .b32 a, b, t, s, p; mov.b32 s, {0x80008000}; mov.b32 p, {power * 0x10001}; "
+    return tl.constexpr("{ " + head + "; ".join(lines) + "; }")
+
+
+TO_BF16 = _by_bits("bf16", 4, 0x07F007F0, 0x7B80)  # 2**120: exponents begin at -127, not at -7
+TO_FP16 = _by_bits("f16", 1, 0x3F803F80, 0x5C00)  # 2**8: at -15
+
+
+@triton.jit
+def widen(x, dtype: tl.constexpr, BY_BITS: tl.constexpr):
+    """x in `dtype`, exactly. BY_BITS: x is float8 (e4m3) and dtype has 16 bits, and no unit that
+    converts, a sixteenth of the others, takes part; a NaN becomes 480 with its sign."""
+    if not BY_BITS or dtype == tl.float32:
+        wide = x.to(dtype)
+    elif INTERPRETED:
+        bits = x.to(tl.uint8, bitcast=True).to(tl.uint16)
+        half = (((bits & 128) << 8) | ((bits & 127) << 7)).to(tl.float16, bitcast=True)
+        wide = (half.to(tl.float32) * 256.0).to(dtype)
+    elif dtype == tl.bfloat16:
+        codes = x.to(tl.uint8, bitcast=True)
+        wide = tl.inline_asm_elementwise(
+            TO_BF16, "=r,=r,r", [codes], tl.bfloat16, is_pure=True, pack=4
+        )
+    else:
+        codes = x.to(tl.uint8, bitcast=True)
+        wide = tl.inline_asm_elementwise(
+            TO_FP16, "=r,=r,r", [codes], tl.float16, is_pure=True, pack=4
+        )
+    return wide
+
 
 @triton.jit
 def attend_tile(
@@ -35,6 +80,7 @@ def attend_tile(
     HAS_WINDOW: tl.constexpr,
     HAS_SOFTCAP: tl.constexpr,
     HAS_ALIBI: tl.constexpr,
+    BY_BITS: tl.constexpr,  # see `widen`
     BOTH_SIDES: tl.constexpr,  # keys behind a query are seen, too
 ):
     """The running (acc, peak, total) after keys [first_key, first_key + BLOCK_N).
@@ -79,7 +125,7 @@ def attend_tile(
         else:
             v_ND = tl.load(v_cache + at_ND, mask=is_element_D[None, :], other=0.0)
 
-    k_DN = tl.trans(k_ND.to(q_MD.dtype))
+    k_DN = tl.trans(widen(k_ND, q_MD.dtype, BY_BITS))
     raw_MN = tl.dot(q_MD, k_DN, input_precision=PRECISION)
     if HAS_SOFTCAP:
         # tanh(x) = 1 - 2 / (exp(2 x) + 1), which is right at both infinities
@@ -115,6 +161,6 @@ def attend_tile(
         decay_M = tl.exp2((peak_M - safe_peak_M) * multiplier)
     total_M = tl.fma(total_M, decay_M, tl.sum(p_MN, axis=1))
     acc_MD = acc_MD * decay_M[:, None]
-    p_MN = p_MN.to(q_MD.dtype)
-    acc_MD = tl.dot(p_MN, v_ND.to(q_MD.dtype), acc=acc_MD, input_precision=PRECISION)
+    p_MN, v_ND = p_MN.to(q_MD.dtype), widen(v_ND, q_MD.dtype, BY_BITS)
+    acc_MD = tl.dot(p_MN, v_ND, acc=acc_MD, input_precision=PRECISION)
     return acc_MD, new_peak_M, total_M

@@ -3,6 +3,7 @@
 Buffers have a fixed capacity and grids follow host numbers alone: a captured step can be replayed.
 """
 
+from collections.abc import Hashable
 from dataclasses import dataclass, replace
 
 import torch
@@ -23,6 +24,19 @@ from kernels.triton.attention.lists import (
     tile_rows,
 )
 from kernels.triton.device_limits import dependent_launch
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AttentionVariant:
+    """Which of two ways a workspace's launches go; chosen when it is made, until a run has decided.
+
+    Attributes:
+        prompts_in_gluon: prompts that `gluon_prefill.takes` take its kernel.
+        float8_by_bits: float8 keys and values become 16-bit ones by their bits, see `tile.widen`.
+    """
+
+    prompts_in_gluon: bool = False
+    float8_by_bits: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,6 +62,7 @@ class AttentionWork:
             and not joined; all 0 between two launches.
         num_programs: persistent programs of the decode kernel, as many as run at once.
         ends_T: int32 [T], see `AttentionMetadata`; read for prefills.
+        variant: of the kernels.
     """
 
     num_requests: int
@@ -72,9 +87,10 @@ class AttentionWork:
     tile_arrivals: torch.Tensor
     num_programs: int
     ends_T: torch.Tensor | None = None
+    variant: AttentionVariant = AttentionVariant()
 
     @property
-    def host_numbers(self) -> tuple[int | None, ...]:
+    def host_numbers(self) -> tuple[Hashable, ...]:
         """All of them that launches follow from."""
         return (
             self.num_requests,
@@ -89,6 +105,7 @@ class AttentionWork:
             self.both_sides,
             self.num_scratch_rows,
             self.num_programs,
+            self.variant,
         )
 
 
@@ -177,6 +194,7 @@ class AttentionWorkspace:
         num_programs: int,
         partial_out: torch.Tensor | None = None,
         partial_lse: torch.Tensor | None = None,
+        variant: AttentionVariant = AttentionVariant(),
     ) -> None:
         """Allocate. `partial_*` of another workspace may be given to share its scratch.
         Raises ValueError: scratch that is too small."""
@@ -223,6 +241,7 @@ class AttentionWorkspace:
             decode_arrivals_RK=integers(limits.max_requests, limits.num_kv_heads),
             tile_arrivals=integers(max(1, slots) * limits.num_kv_heads),
             num_programs=num_programs,
+            variant=variant,
         )
 
     def _max_tiles(self, num_tokens: int, num_prefills: int) -> int:

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 
 from kernels.triton.attention.lists import SHORTEST_SPLIT
+from kernels.triton.attention.work import AttentionVariant
 from tests.gpu.checks.errors import num_different, poison, row_error
 from tests.gpu.checks.paged_step import Heads, PagedStep, Request
 
@@ -52,6 +53,7 @@ def make_step(
     device: str,
     a_multiprocessor: int | None = None,
     shortest_split: int = SHORTEST_SPLIT,
+    variant: AttentionVariant = AttentionVariant(),  # noqa: B008
 ) -> PagedStep:
     """With as many programs as fill the device, or so many for each of its multiprocessors."""
     programs = num_programs(a_multiprocessor)
@@ -62,6 +64,7 @@ def make_step(
         device=device,
         num_programs=programs,
         shortest_split=shortest_split,
+        variant=variant,
     )
 
 
@@ -74,10 +77,13 @@ def check(
     with_sinks: bool = False,
     with_alibi: bool = False,
     shortest_split: int = SHORTEST_SPLIT,
+    variant: AttentionVariant = AttentionVariant(),  # noqa: B008
     **options: Any,
 ) -> float:
     """The kernels against the specification, on a step of its own."""
-    step = make_step(heads, decodes, prefills, device=device, shortest_split=shortest_split)
+    step = make_step(
+        heads, decodes, prefills, device=device, shortest_split=shortest_split, variant=variant
+    )
     if with_sinks:
         options["sinks_H"] = torch.randn(heads.num_query_heads, device=device)
     if with_alibi:

@@ -10,7 +10,7 @@ import torch
 from kernels.interface.operations import AttentionMetadata, AttentionParams
 from kernels.triton.attention.lists import SHORTEST_SPLIT
 from kernels.triton.attention.paged import paged_attention
-from kernels.triton.attention.work import AttentionWorkspace, WorkLimits
+from kernels.triton.attention.work import AttentionVariant, AttentionWorkspace, WorkLimits
 from tests.gpu.checks.errors import poison
 from tests.kernels.paged_steps import reference_paged_attention
 
@@ -37,6 +37,7 @@ class PagedStep:
     Args:
         num_programs: of the decode kernel, see `AttentionWorkspace`.
         max_seq_len: that the workspace is made for; default: the longest of these.
+        variant: of the kernels.
     """
 
     def __init__(
@@ -49,6 +50,7 @@ class PagedStep:
         num_programs: int,
         max_seq_len: int | None = None,
         shortest_split: int = SHORTEST_SPLIT,
+        variant: AttentionVariant = AttentionVariant(),  # noqa: B008
     ) -> None:
         requests = [*decodes, *prefills]
         size = heads.block_size
@@ -89,6 +91,7 @@ class PagedStep:
             ),
             device=torch.device(device),
             num_programs=num_programs,
+            variant=variant,
         )
         poison(self._workspace.work.partial_out)
         poison(self._workspace.work.partial_lse)

@@ -26,10 +26,10 @@ from kernels.triton import (
     step_inputs,
 )
 from kernels.triton.attention import decode as attention_decode
+from kernels.triton.attention import gluon_prefill, rotary_cache
 from kernels.triton.attention import latent as attention_latent
 from kernels.triton.attention import lists as attention_lists
 from kernels.triton.attention import prefill as attention_prefill
-from kernels.triton.attention import rotary_cache
 from kernels.triton.attention import work as attention_work
 from kernels.triton.device_limits import HOPPER_SHARED_BYTES, SHORT_SHARED_BYTES
 from kernels.triton.fp8_rounding import SCALE_STRIDES
@@ -70,6 +70,7 @@ class KernelVariant:
         needs_prefetch: a pipelined loop must have copies under way while it computes.
         asks_ahead: must prefetch something before it waits for the kernel before it.
         needs_wgmma: the compiled code must use Hopper's tensor-core instructions.
+        is_for_hopper: other GPUs than sm_90 never get it.
         max_registers: most registers a thread; 255 is the machine's limit.
         max_spill_bytes: most bytes of spilled registers, stores and loads together; above 0 only
             with a `spill_reason`, which stands in the table.
@@ -84,6 +85,7 @@ class KernelVariant:
     needs_prefetch: bool = False
     asks_ahead: bool = False
     needs_wgmma: bool = False
+    is_for_hopper: bool = False
     max_registers: int = 255
     max_spill_bytes: int = 0
     spill_reason: str = ""
@@ -108,6 +110,7 @@ def variants(
         decode_attention,
         partial(latent_attention, shared_bytes),
         partial(prefill_attention, shared_bytes),
+        prompts_in_gluon,
         attention_work_lists,
         copied_blocks,
         dense_products,
@@ -225,6 +228,7 @@ def _attention_constants(
     flags = {f"HAS_{name}": name in options for name in names}
     head = block_size * head_size
     strides = {"BLOCK_STRIDE": 2 * kv_heads * head, "HEAD_STRIDE": head, "SLOT_STRIDE": head_size}
+    flags["BY_BITS"] = "BITS" in options
     return {"K": kv_heads, "S": block_size, "PDL": True} | strides | flags
 
 
@@ -271,6 +275,9 @@ def decode_attention() -> Iterator[KernelVariant]:
         (("bf16 G=8 D=128 S=32", BF16, 8, 8, 128, 32, BF16), "", 1),
         (("fp32 G=4 D=128 S=16 window", FP32, 8, 4, 128, 16, FP32), "WINDOW", 1),
         (("bf16 G=8 D=64 S=16 window sinks", BF16, 8, 8, 64, 16, BF16), "WINDOW SINKS", 1),
+        (("fp8 G=4 D=128 S=16 by bits", BF16, 8, 4, 128, 16, FP8), "BITS", 1),
+        (("fp8 G=3 D=64 S=16 by bits", BF16, 8, 3, 64, 16, FP8), "BITS", 1),
+        (("fp16 G=4 D=128 S=16 of fp8 by bits", FP16, 8, 4, 128, 16, FP8), "BITS", 1),
     ]
     ahead = (SERVED_HEADS[0], SERVED_HEADS[1], SERVED_HEADS[5])
     cases += [((f"{name}, asked ahead", *heads), "AHEAD", 1) for name, *heads in ahead]
@@ -378,6 +385,9 @@ def prefill_attention(shared_bytes: int) -> Iterator[KernelVariant]:
         (("fp8 G=2 D=256 S=16 ends window", BF16, 8, 2, 256, 16, FP8), "ENDS WINDOW"),
         (("bf16 G=8 D=512 S=16 ends", BF16, 2, 8, 512, 16, BF16), "ENDS"),
         (("fp8 G=8 D=512 S=16 ends", BF16, 2, 8, 512, 16, FP8), "ENDS"),
+        (("fp8 G=4 D=128 S=16 by bits", BF16, 8, 4, 128, 16, FP8), "BITS"),
+        (("fp8 G=3 D=64 S=16 by bits", BF16, 8, 3, 64, 16, FP8), "BITS"),
+        (("fp16 G=4 D=128 S=16 of fp8 by bits", FP16, 8, 4, 128, 16, FP8), "BITS"),
     ]
     for (name, dtype, kv_heads, group, head_size, block_size, kv_dtype), options in cases:
         is_wide = dtype == FP32 and head_size > 64
@@ -408,6 +418,43 @@ def prefill_attention(shared_bytes: int) -> Iterator[KernelVariant]:
             | {"BOTH_SIDES": "BOTH" in options, "HAS_ENDS": "ENDS" in options},
             needs_prefetch=dtype != FP32,
             needs_wgmma=True,
+            **spills,
+            **launch,
+        )
+
+
+ROW_SPILL_BYTES = 96
+ROW_SPILL = (
+    "addresses of rows around the loops over keys, and one number in those with masks; with more "
+    "registers for these warps the group that copies spills in its loop"
+)
+
+
+def prompts_in_gluon() -> Iterator[KernelVariant]:
+    """Both head sizes and dtypes, with and without splits, and the options together."""
+    for name, dtype, group, head_size, block_size, slots, options in (
+        ("bf16 G=4 D=128 S=16", BF16, 4, 128, 16, 0, ""),
+        ("bf16 G=4 D=128 S=128 splits", BF16, 4, 128, 128, 16, ""),
+        ("fp16 G=1 D=128 S=64 window", FP16, 1, 128, 64, 0, "WINDOW"),
+        ("bf16 G=3 D=64 S=16", BF16, 3, 64, 16, 0, ""),
+        ("bf16 G=8 D=64 S=16 splits window sinks", BF16, 8, 64, 16, 16, "WINDOW SINKS"),
+    ):
+        constants, launch = gluon_prefill.configuration(group, head_size, slots)
+        arguments = _attention_arguments(8, group, head_size, block_size, dtype, dtype)
+        spills: dict[str, Any] = {}
+        if "WINDOW" in options and head_size == 128:
+            spills = {"max_spill_bytes": ROW_SPILL_BYTES, "spill_reason": ROW_SPILL}
+        yield KernelVariant(
+            name=f"prefill {name}",
+            kernel=gluon_prefill.gluon_prefill_kernel,
+            arguments=arguments
+            | dict.fromkeys(("tiles_W8", "counts_3", "arrivals", "ends_T"), INT32)
+            | {"first_prefill": 0},
+            constants=constants
+            | _attention_constants(8, block_size, head_size, options)
+            | {"BOTH_SIDES": False, "HAS_ENDS": False},
+            needs_wgmma=True,
+            is_for_hopper=True,
             **spills,
             **launch,
         )

@@ -11,7 +11,7 @@ import torch
 
 from kernels.interface.operations import AttentionMetadata, AttentionParams
 from kernels.triton.attention.paged import paged_attention
-from kernels.triton.attention.work import AttentionWorkspace, WorkLimits
+from kernels.triton.attention.work import AttentionVariant, AttentionWorkspace, WorkLimits
 from tests.kernels.paged_steps import reference_paged_attention
 
 NAN = float("nan")
@@ -79,7 +79,12 @@ def make_step(
 
 
 def make_workspace(
-    step: Step, window: int | None = None, *, num_programs: int = 5, **limits
+    step: Step,
+    window: int | None = None,
+    *,
+    num_programs: int = 5,
+    variant: AttentionVariant = AttentionVariant(),  # noqa: B008
+    **limits,
 ) -> AttentionWorkspace:
     queries = [count for _, count in step.requests]
     return AttentionWorkspace(
@@ -98,6 +103,7 @@ def make_workspace(
         ),
         device=step.q_THD.device,
         num_programs=num_programs,
+        variant=variant,
     )
 
 
@@ -138,9 +144,11 @@ def check(
     window: int | None = None,
     max_seq_len: int = 1000,
     both_sides: bool = False,
+    variant: AttentionVariant = AttentionVariant(),  # noqa: B008
     **options,
 ) -> None:
-    workspace = make_workspace(step, window, max_seq_len=max_seq_len, both_sides=both_sides)
+    limits = {"max_seq_len": max_seq_len, "both_sides": both_sides}
+    workspace = make_workspace(step, window, variant=variant, **limits)
     metadata = plan(step, workspace, window)
     out = run(step, metadata, **options)
     assert (workspace.work.decode_arrivals_RK == 0).all()
@@ -220,9 +228,10 @@ def test_half_precision_is_within_rounding():
 
 
 @pytest.mark.parametrize(
-    ("dtype", "head_size"), [(torch.float16, 64), (torch.float32, 64), (torch.float32, 256)]
+    ("dtype", "head_size", "by_bits"),
+    [(torch.float16, 64, True), (torch.float32, 64, False), (torch.float32, 256, False)],
 )
-def test_an_fp8_cache_gives_the_reference(dtype, head_size):
+def test_an_fp8_cache_gives_the_reference(dtype, head_size, by_bits):
     step = make_step(
         DECODES[2:5],
         PREFILLS[2:],
@@ -231,7 +240,7 @@ def test_an_fp8_cache_gives_the_reference(dtype, head_size):
         kv_dtype=torch.float8_e4m3fn,
     )
     tolerance = 1e-5 if dtype == torch.float32 else 1.5e-3
-    check(step, tolerance=tolerance)
+    check(step, tolerance=tolerance, variant=AttentionVariant(float8_by_bits=by_bits))
 
 
 def test_large_scores_do_not_overflow():
