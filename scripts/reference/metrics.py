@@ -12,30 +12,32 @@ from frontend.http.settings import MetricsNames
 
 _HEAD = """\
 # Names of metrics
-What `/metrics` has. The last column: the name with `--metrics-names vllm`, where it is another. How
-to read them: [metrics](metrics.md).
+What `/metrics` has; below a name stands that with `--metrics-names vllm`, where it has another one.
+How to read them: [metrics](metrics.md).
 """
-_TABLE = "\n| metric | kind | labels | what | `vllm:` |\n|---|---|---|---|---|\n"
+_TABLE = "\n\n| metric | kind | what |\n|---|---|---|\n"
+_OF_ALL = ("model_name", "engine", "served_model_name")
 
 
 def metrics_page() -> str:
     """Servers of no model have all names, and no numbers."""
     own, of_vllm = _families("engine-core"), _families("vllm")
     extra = {f"vllm:{each.name}" for each in VLLM_ONLY}
-    pairs = list(zip(own, [each for each in of_vllm if each.name not in extra], strict=True))
-    # labels are no public attribute of a family
-    rows = [_row(each, list(each._labelnames), other) for each, other in pairs]
-    more = [_row(each, list(each._labelnames), each) for each in of_vllm if each.name in extra]
+    pairs = zip(own, [each for each in of_vllm if each.name not in extra], strict=True)
     histograms = [
-        f"| `engine_core_{each.name}` | histogram | `model_name` | {each.text} | `{each.name}` |"
+        f"| `engine_core_{each.name}`<br>`vllm:{each.name}` | histogram | {each.text} |"
         for each in RequestHistograms()
     ]
     return "\n".join(
         [
             _HEAD,
-            "## Of requests" + _TABLE + "\n".join(histograms),
-            "\n## Of engines and routers" + _TABLE + "\n".join(rows),
-            "\n## Under vLLM's names only" + _TABLE + "\n".join(more) + "\n",
+            "## Of requests\nEach has the label `model_name`." + _TABLE + "\n".join(histograms),
+            "\n## Of engines and routers",
+            "Those of engines have the labels " + ", ".join(f"`{each}`" for each in _OF_ALL),
+            "(with vLLM's names the first two), beside those of the table.",
+            _TABLE + "\n".join(_row(each, other) for each, other in pairs),
+            "\n## Under vLLM's names only",
+            _TABLE + "\n".join(_row(each, each) for each in of_vllm if each.name in extra) + "\n",
         ]
     )
 
@@ -45,12 +47,10 @@ def _families(names: MetricsNames) -> list[Metric]:
     return [each for each in registry.collect() if not each.name.startswith("process_")]
 
 
-def _row(family: Metric, labels: list[str], other: Metric) -> str:
+def _row(family: Metric, other: Metric) -> str:
     suffix = "_total" if family.type == "counter" else ""
-    same = "" if other.name == family.name else f"`{other.name.removeprefix('vllm:')}{suffix}`"
-    if family is other:
-        same = "only"
-    shown = ", ".join(f"`{each}`" for each in labels)
-    return (
-        f"| `{family.name}{suffix}` | {family.type} | {shown} | {family.documentation} | {same} |"
-    )
+    names = dict.fromkeys(f"`{each.name}{suffix}`" for each in (family, other))
+    # labels are no public attribute of a family
+    labels = [f"`{each}`" for each in family._labelnames if each not in _OF_ALL]
+    kind = family.type + (f" by {', '.join(labels)}" if labels else "")
+    return f"| {'<br>'.join(names)} | {kind} | {family.documentation} |"

@@ -17,9 +17,7 @@ What the Python client raises, why an engine refuses a request, and how processe
 TREE
 ```
 
-::: frontend.errors
-    options: {show_root_heading: false}
-
+EXCEPTIONS
 ## Why a request is refused
 The `code` of [RequestRejected][frontend.errors.RequestRejected].
 
@@ -41,7 +39,13 @@ def python_page() -> str:
 
 
 def errors_page() -> str:
-    return _ERRORS.replace("TREE", (errors.__doc__ or "").partition("\n\n")[2].strip())
+    tree = (errors.__doc__ or "").partition("\n\n")[2].strip()
+    shown = "".join(
+        f"::: frontend.errors.{name}\n\n"
+        for name, value in vars(errors).items()
+        if isinstance(value, type) and issubclass(value, errors.EngineClientError)
+    )
+    return _ERRORS.replace("TREE", tree).replace("EXCEPTIONS", shown)
 
 
 def _class(name: str) -> type:

@@ -52,9 +52,11 @@ def test_the_page_of_metrics_has_every_metric_with_the_name_that_vllm_gives_it()
     page = metrics_page()
     for metric in ENGINE_METRICS:
         assert f"| `engine_core_{metric.name}" in page
-    assert "| `engine_core_up` | gauge | `model_name`, `address` |" in page
-    row = next(row for row in page.splitlines() if row.startswith("| `engine_core_step_tokens`"))
-    assert row.endswith("| `iteration_tokens_total` |")
+        assert (f"<br>`vllm:{metric.name}" in page) == metric.in_vllm
+    assert page.count("\n\n| metric | kind | what |\n|---|---|---|\n| `") == 3  # or it is no table
+    assert "| `engine_core_up` | gauge by `address` |" in page
+    name = "| `engine_core_step_tokens`<br>`vllm:iteration_tokens_total` | histogram |"
+    assert name in page
 
 
 def test_the_pages_of_python_name_all_that_is_public():
