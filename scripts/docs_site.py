@@ -6,6 +6,7 @@ Zensical builds build/site of them, strictly: a dead link or anchor fails.
 """
 
 import functools
+import itertools
 import os
 import re
 import shutil
@@ -80,13 +81,19 @@ def _link(found: re.Match[str], source: Path, page: Path, pages: Path) -> str:
 
 
 def _navigation(pages: Path) -> str:
-    """Each folder's pages as the first page names them, then the others."""
-    order = re.findall(r"\]\(([\w/-]+\.md)", (DOCS / "index.md").read_text())
+    """Each folder's pages as the first page names them, then the others. Guides are many: they
+    stand below the words of that page's rows."""
+    rows = re.findall(r"(?m)^\| ([^|]*) \| (.*) \|$", (DOCS / "index.md").read_text())
+    order = re.findall(r"\]\(([\w/-]+\.md)", "".join(row for _, row in rows))
+    groups = {page: to for to, row in rows for page in re.findall(r"\]\((guides/\w+\.md)", row)}
     lines = ["nav:", "  - index.md"]
     for folder, title in SECTIONS.items():
         names = sorted(each.relative_to(pages).as_posix() for each in pages.glob(f"{folder}/*.md"))
         names.sort(key=lambda name: order.index(name) if name in order else len(order))
-        lines += [f"  - {title}:", *(f"    - {name}" for name in names)] if names else []
+        lines += [f"  - {title}:"] if names else []
+        for group, members in itertools.groupby(names, lambda name: groups.get(name, "")):
+            lines += [f"    - {group[0].upper()}{group[1:]}:"] if group else []
+            lines += [f"    {'  ' * bool(group)}- {name}" for name in members]
     others = sorted(each.name for each in pages.glob("*.md") if each.name != "index.md")
     return "\n".join([*lines, *(f"  - {name}" for name in others)]) + "\n"
 
