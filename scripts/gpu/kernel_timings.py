@@ -134,6 +134,11 @@ LINEARS |= {
     "fp8 blocks": (_blocks, float8_linear, 1.0),
     "fp8 blocks by torch": (partial(_blocks, by_library=True), float8_linear, 1.0),
     "int4 groups of 32": (partial(quantise, num_bits=4, group_size=32), packed_linear, 0.625),
+    "int4 groups of 32 with minima": (
+        partial(quantise, num_bits=4, group_size=32, symmetric=False),
+        packed_linear,
+        0.75,
+    ),
     "int4 groups of 128": (partial(quantise, num_bits=4, group_size=128), packed_linear, 0.53125),
     "int4 groups of 128, widened": (
         partial(quantise, num_bits=4, group_size=128),
@@ -340,7 +345,8 @@ def crossing_timings() -> list[TimingGroup]:
     """Where each kind of weight crosses bf16, and int4 crosses widening: variants in turn."""
     shapes = ((4096, 6144), (4096, 28672), (14336, 4096), (1024, 6144))
     kinds = ("torch linear bf16", "fp8 linear", "fp8 blocks", "fp8 blocks by torch")
-    kinds += ("int4 groups of 32", "int4 groups of 128", "int4 groups of 128, widened")
+    kinds += ("int4 groups of 32", "int4 groups of 32 with minima")
+    kinds += ("int4 groups of 128", "int4 groups of 128, widened")
     timings: dict[str, Callable[[], Work]] = {}
     for rows, (inputs, outputs) in itertools.product((1, 16, 64, 65, 128, 256, 1024, 8192), shapes):
         for kind in kinds:

@@ -107,26 +107,34 @@ def _fma(a, b, c):
 
 
 @triton.jit
-def _scaled(q, scale, dtype: tl.constexpr):
-    """`q * scale`, rounded once: whole q of at most 4 bits in `dtype`, scale a float16's number in
-    float32."""
-    nothing = tl.full((1, 1, 1), 0.0, dtype)
-    if dtype == tl.bfloat16:
-        # 4 bits of the scale, then its other 7: the first product is exact
+def _scaled(q, scale, offset, HAS_OFFSET: tl.constexpr):
+    """`q * scale + offset` in the dtype of q and offset; q whole numbers of at most 4 bits, scale
+    float32. Rounded once where there is no offset and scale is a float16's number."""
+    if q.dtype == tl.bfloat16:
+        # 4 bits of the scale, then its other 7: the first product is exact, and comes first or,
+        # beside an offset, last, so that what is rounded before is small
         upper = (scale.to(tl.int32, bitcast=True) & -1048576).to(tl.float32, bitcast=True)
-        lower = (scale - upper).to(dtype)
-        return _fma(q, lower, _fma(q, upper.to(dtype), nothing))
-    return _fma(q, scale.to(dtype), nothing)
+        lower = (scale - upper).to(tl.bfloat16)
+        if HAS_OFFSET:
+            scaled = _fma(q, upper.to(tl.bfloat16), _fma(q, lower, offset))
+        else:
+            scaled = _fma(q, lower, _fma(q, upper.to(tl.bfloat16), offset))
+    else:
+        scaled = _fma(q, scale.to(q.dtype), offset)
+    return scaled
 
 
 @triton.jit
 def load_codes(
-    packed_ptr, scales_ptr, zeros_ptr, n_N, j_start, N: tl.constexpr, J: tl.constexpr,
-    GROUP_J: tl.constexpr, ZEROS: tl.constexpr, IN_BOUNDS: tl.constexpr, BLOCK_N: tl.constexpr,
-    BLOCK_J: tl.constexpr, dtype: tl.constexpr,
+    packed_ptr, scales_ptr, offsets_ptr, supers_ptr, n_N, j_start, N: tl.constexpr,
+    J: tl.constexpr, GROUP_J: tl.constexpr, HAS_OFFSETS: tl.constexpr, ZEROS: tl.constexpr,
+    IN_BOUNDS: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_J: tl.constexpr, dtype: tl.constexpr,
 ):  # fmt: skip
     """As `load_scaled`, int4 as 16-bit numbers, two in an instruction. Where a block has one
-    group they are q less its zero point, and its scale is still to be multiplied with."""
+    group they are q less its zero point, and its scale is still to be multiplied with.
+
+    Minima (offsets that are no zero points) come with 8 times the scale to q less 8: a sum that is
+    small, so three roundings of it and of the weight are about as far from exact as one."""
     SIDES: tl.constexpr = 2 if GROUP_J == 8 else 1
     SPAN_J: tl.constexpr = GROUP_J * SIDES
     GROUPS: tl.constexpr = BLOCK_J // SPAN_J if SPAN_J < BLOCK_J else 1
@@ -148,17 +156,29 @@ def load_codes(
     high_zero_NG1 = low_zero_NG1
     if ZEROS:
         low_zero_NG1, high_zero_NG1 = _load_factors(
-            zeros_ptr, at_NG, valid_NG, None, n_N, n_N < N, GROUPS, SIDES, BLOCK_N
+            offsets_ptr, at_NG, valid_NG, None, n_N, n_N < N, GROUPS, SIDES, BLOCK_N
         )
     one_NG1 = tl.full((1, 1, 1), 1.0, dtype)
     low_NGI = _fma(low_NGI, one_NG1, (-FIRST - low_zero_NG1).to(dtype))
     high_NGI = _fma(high_NGI, one_NG1, (-FIRST - high_zero_NG1).to(dtype))
     if GROUPS * SIDES > 1:
+        COLUMNS: tl.constexpr = 2 if HAS_OFFSETS else 1
+        # past the end scales are zeros
+        at_N = (n_N * (J // 128) + tl.minimum(j_start, J - 1) // 128) * COLUMNS
         low_scale_NG1, high_scale_NG1 = _load_factors(
-            scales_ptr, at_NG, valid_NG, None, n_N, n_N < N, GROUPS, SIDES, BLOCK_N
+            scales_ptr, at_NG, valid_NG, supers_ptr, at_N, n_N < N, GROUPS, SIDES, BLOCK_N
         )
-        low_NGI = _scaled(low_NGI, low_scale_NG1, dtype)
-        high_NGI = _scaled(high_NGI, high_scale_NG1, dtype)
+        low_offset_NG1 = tl.full((1, 1, 1), 0.0, dtype)
+        high_offset_NG1 = low_offset_NG1
+        HAS_MINIMA: tl.constexpr = HAS_OFFSETS and not ZEROS
+        if HAS_MINIMA:
+            low_minimum_NG1, high_minimum_NG1 = _load_factors(
+                offsets_ptr, at_NG, valid_NG, supers_ptr, at_N + 1, n_N < N, GROUPS, SIDES, BLOCK_N
+            )
+            low_offset_NG1 = (low_minimum_NG1 + 8.0 * low_scale_NG1).to(dtype)
+            high_offset_NG1 = (high_minimum_NG1 + 8.0 * high_scale_NG1).to(dtype)
+        low_NGI = _scaled(low_NGI, low_scale_NG1, low_offset_NG1, HAS_MINIMA)
+        high_NGI = _scaled(high_NGI, high_scale_NG1, high_offset_NG1, HAS_MINIMA)
     return tl.reshape(low_NGI, (BLOCK_N, BLOCK_J)), tl.reshape(high_NGI, (BLOCK_N, BLOCK_J))
 
 
@@ -255,19 +275,25 @@ def add_packed(
     HAS_OFFSETS: tl.constexpr, ZEROS: tl.constexpr, LEVELS: tl.constexpr,
     IN_BOUNDS: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_J: tl.constexpr,
 ):  # fmt: skip
-    """`acc + w x` over BLOCK_J bytes of each row. w is rounded to the dtype of x; but where a group
-    of int4 fills the block its scale multiplies the sum, and nothing is rounded."""
+    """`acc + w x` over BLOCK_J bytes of each row. w is rounded to the dtype of x, of int4 with
+    minima as `load_codes` says; but where a group of int4 fills the block its scale multiplies the
+    sum, and nothing is rounded."""
     dtype: tl.constexpr = x_low_JM.dtype
     ONE_GROUP: tl.constexpr = GROUP_J >= BLOCK_J
     IS_PLAIN: tl.constexpr = BITS == 4 and packed_ptr.dtype.element_ty == tl.uint8 and not LEVELS
     IS_EXACT: tl.constexpr = ONE_GROUP or scales_ptr.dtype.element_ty == tl.float16
-    if (
-        IS_PLAIN and IS_EXACT and dtype != tl.float32 and supers_ptr is None
-        and (ZEROS or not HAS_OFFSETS)
-    ):  # fmt: skip
+    HAS_MINIMA: tl.constexpr = HAS_OFFSETS and not ZEROS
+    # scales in bytes may be too small for float16; groups of 16 with minima are Q2_K's, whose codes
+    # do not lie around 8
+    IN_GROUPS: tl.constexpr = GROUP_J >= 16 and not ONE_GROUP
+    HAS_PAIRS: tl.constexpr = IS_PLAIN and dtype != tl.float32 and (
+        (IS_EXACT and supers_ptr is None and (IN_GROUPS or not HAS_MINIMA))
+        or (HAS_MINIMA and IN_GROUPS and dtype == tl.bfloat16)
+    )  # fmt: skip
+    if HAS_PAIRS:
         low_NJ, high_NJ = load_codes(
-            packed_ptr, scales_ptr, offsets_ptr, n_N, j_start, N, J, GROUP_J, ZEROS, IN_BOUNDS,
-            BLOCK_N, BLOCK_J, dtype,
+            packed_ptr, scales_ptr, offsets_ptr, supers_ptr, n_N, j_start, N, J, GROUP_J,
+            HAS_OFFSETS, ZEROS, IN_BOUNDS, BLOCK_N, BLOCK_J, dtype,
         )  # fmt: skip
         if ONE_GROUP:
             part_NM = tl.dot(high_NJ, x_high_JM, tl.dot(low_NJ, x_low_JM))

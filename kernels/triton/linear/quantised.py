@@ -116,7 +116,7 @@ def reference_quantised_linear(
     x_TE: torch.Tensor, weight: QuantisedWeight, bias_N: torch.Tensor | None = None
 ) -> torch.Tensor:
     """The specification, in float32. Kernels round weights to the dtype of x, but for int4 in
-    groups of 128 and more, up to 64 rows."""
+    groups of 128 and more; of Q4_1 and Q4_K as `packed_reads.load_codes` says."""
     return F.linear(x_TE.float(), dequantise(weight), None if bias_N is None else bias_N.float())
 
 
@@ -139,8 +139,9 @@ def most_packed_rows(weight: QuantisedWeight, dtype: torch.dtype) -> int:
     if dtype == torch.float32:
         return MOST_FEW_ROWS
     is_plain = weight.num_bits == 4 and not weight.is_e2m1 and not weight.levels
-    has_pairs = is_plain and weight.supers_NSC is None
-    has_pairs &= weight.offsets_NG is None or weight.has_zero_points
+    has_minima = weight.offsets_NG is not None and not weight.has_zero_points
+    in_groups = weight.group_size in (32, 64)
+    has_pairs = is_plain and (in_groups if has_minima else weight.supers_NSC is None)
     return MOST_PACKED_ROWS["in pairs" if has_pairs else "one by one"]
 
 

@@ -6,6 +6,7 @@ import triton
 import triton.language as tl
 
 from kernels.triton.linear import quantised as module
+from kernels.triton.linear.gguf_blocks import from_gguf
 from kernels.triton.linear.packed_reads import load_codes
 from kernels.triton.linear.quantised import (
     choose_splits,
@@ -22,6 +23,7 @@ from kernels.triton.linear.quantised_weights import (
     quantise,
 )
 from tests.gpu.device import DEVICE
+from tests.kernels.gguf_parts import random_part
 
 
 @pytest.fixture(autouse=True)
@@ -91,13 +93,14 @@ def test_products_of_codes_are_as_near_as_those_of_rounded_weights(group_size):
 
 @triton.jit
 def widen_codes_kernel(
-    packed_ptr, scales_ptr, zeros_ptr, out_ptr, GROUP_J: tl.constexpr, ZEROS: tl.constexpr
-):
+    packed_ptr, scales_ptr, offsets_ptr, supers_ptr, out_ptr, GROUP_J: tl.constexpr,
+    HAS_OFFSETS: tl.constexpr, ZEROS: tl.constexpr,
+):  # fmt: skip
     n_N = tl.arange(0, 64).to(tl.int64)
     for start in range(0, 256, 64):
         low_NJ, high_NJ = load_codes(
-            packed_ptr, scales_ptr, zeros_ptr, n_N, start, 40, 256, GROUP_J, ZEROS, False, 64, 64,
-            tl.bfloat16,
+            packed_ptr, scales_ptr, offsets_ptr, supers_ptr, n_N, start, 40, 256, GROUP_J,
+            HAS_OFFSETS, ZEROS, False, 64, 64, tl.bfloat16,
         )  # fmt: skip
         j_J = start + tl.arange(0, 64)
         out_NJ = out_ptr + n_N[:, None] * 512 + (j_J // 16 * 32 + j_J % 16)[None, :]
@@ -105,20 +108,47 @@ def widen_codes_kernel(
         tl.store(out_NJ + 16, high_NJ.to(tl.float32), mask=(n_N < 40)[:, None])
 
 
+def widened_codes(weight):
+    wide = torch.empty(40, 512)
+    widen_codes_kernel[(1,)](
+        weight.packed_NJ,
+        weight.scales_NG,
+        weight.offsets_NG,
+        weight.supers_NSC,
+        wide,
+        GROUP_J=weight.group_size // 2,
+        HAS_OFFSETS=weight.offsets_NG is not None,
+        ZEROS=weight.has_zero_points,
+    )
+    return wide
+
+
 @pytest.mark.parametrize("group_size", GROUPS)
 def test_codes_become_bfloat16_as_if_rounded_once(group_size):
     for weight in with_zero_points(group_size):
-        wide = torch.empty(40, 512)
-        arrays = weight.packed_NJ, weight.scales_NG, weight.offsets_NG
-        widen_codes_kernel[(1,)](
-            *arrays, wide, GROUP_J=group_size // 2, ZEROS=weight.has_zero_points
-        )
+        wide = widened_codes(weight)
         expected = dequantise(weight)
         if group_size >= 128:  # the scale is still to come
             expected = expected / weight.scales_NG.float().repeat_interleave(group_size, dim=1)
             expected = expected.round()
         cut = (expected.view(torch.int32) & -65536).view(torch.float32)  # as the interpreter rounds
         assert torch.equal(wide, cut if DEVICE == "cpu" else expected.bfloat16().float())
+
+
+@pytest.mark.parametrize("type_name", ["Q4_1", "Q4_K"])
+def test_minima_are_added_to_codes_within_three_roundings(type_name):
+    part = random_part(type_name, 40, 512)
+    weight = narrowed(from_gguf(part.arrays["blocks"], 40, 512, type_name))
+    expected = dequantise(weight)
+    group_NGI = expected.unflatten(1, (-1, weight.group_size))
+    most_NG1 = group_NGI.abs().amax(dim=2, keepdim=True)  # and so of code 8, the middle one
+    rounding = 2**-7 if DEVICE == "cpu" else 2**-8  # the interpreter cuts off
+    error_NGI = (widened_codes(weight) - expected).unflatten(1, (-1, weight.group_size)).abs()
+    assert (error_NGI <= rounding * (group_NGI.abs() + 2.5 * most_NG1)).all()
+    x = torch.randn(5, 512).half()
+    exact = x.double() @ expected.double().T
+    rounded = (x.double() @ expected.half().double().T).half()
+    assert 0 < (quantised_linear(x, weight) - exact).norm() <= 2 * (rounded - exact).norm()
 
 
 def test_joined_weights_keep_zero_points_only_if_all_have_them():
