@@ -5,6 +5,7 @@ import threading
 
 import pytest
 
+from engine_core import installation
 from scripts import install
 
 
@@ -12,6 +13,10 @@ def test_a_machine_without_a_gpu_takes_the_index_of_cpu_builds_where_it_answers(
     found = install.torch_arguments(has_gpu=False, index_answers=True)
     assert found == ["torch==2.13.0", "--extra-index-url", "https://download.pytorch.org/whl/cpu"]
     assert install.torch_arguments(has_gpu=False, index_answers=False) == ["torch==2.13.0"]
+
+
+def test_the_script_and_the_program_name_the_same_index():
+    assert install.CPU_INDEX == installation.CPU_INDEX
 
 
 def test_a_machine_with_a_gpu_takes_the_plain_build():
