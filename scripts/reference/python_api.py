@@ -5,8 +5,8 @@ from frontend import errors
 
 _PYTHON = """\
 # Python
-The public names of `frontend`; names and meanings are those of vLLM where it has them. A `docs/...` in
-a text is a page of this site.
+The public names of `frontend`; names and meanings are those of vLLM where it has them. A
+`docs/...` in a text is a page of this site.
 """
 _FIRST = ("LLM", "AsyncLLM", "SamplingParams", "BeamSearchParams", "PoolingParams")
 _ERRORS = """\
