@@ -20,8 +20,6 @@ from kernels.triton.tensor_checks import check_tensor
 MOST_ROWS = 16
 BLOCK_N, BLOCK_E = 64, 128
 STEP_BYTES = BLOCK_N * BLOCK_E * 2
-LINE_BYTES = 128
-"""A line of the L2 cache, which one prefetch brings."""
 MOST_NORMED_INPUTS = 8192
 """Each program has a whole row in registers when it norms it."""
 _PROGRAMS_WANTED = 264
@@ -31,10 +29,10 @@ _DTYPES = (torch.float16, torch.bfloat16)
 
 
 @triton.jit
-def lines_of_step(w_N, first, E: tl.constexpr, BLOCK_E: tl.constexpr, LINE: tl.constexpr):
-    """Pointers [BLOCK_N, lines] to the lines of inputs `first` to `first + BLOCK_E` in rows that
-    begin at w_N; LINE elements a line."""
-    e_L = first + tl.arange(0, BLOCK_E // LINE) * LINE
+def lines_of_step(w_N, first, E: tl.constexpr, BLOCK_E: tl.constexpr):
+    """Pointers [BLOCK_N, lines] to the lines (of the L2 cache, 128 bytes) of inputs `first` to
+    `first + BLOCK_E` in rows that begin at w_N."""
+    e_L = first + tl.arange(0, BLOCK_E // 64) * 64
     return w_N[:, None] + tl.minimum(e_L, E - 1)[None, :]
 
 
@@ -68,7 +66,7 @@ def _finish(
     tl.store(out_ptr + t_T[None, :] * N + n_N[:, None], out_NT, mask=keep_NT)
 
 
-@triton.jit(do_not_specialize=["num_rows"])
+@triton.jit(do_not_specialize=["num_rows", "prefetch_steps"])
 def few_rows_linear_kernel(
     x_ptr,  # [T, E], T at most BLOCK_T
     weight_ptr,  # [N, E]; if GATED [2N, E], gate and up
@@ -83,6 +81,7 @@ def few_rows_linear_kernel(
     x_stride_t,
     residual_stride_t,
     weight_stride_n,
+    prefetch_steps,
     eps,
     N: tl.constexpr,
     E: tl.constexpr,
@@ -95,8 +94,6 @@ def few_rows_linear_kernel(
     NORMS: tl.constexpr,
     GATED: tl.constexpr,
     IS_GELU: tl.constexpr,
-    PREFETCH_STEPS: tl.constexpr,
-    LINE: tl.constexpr,
     PDL: tl.constexpr,
 ):
     dtype: tl.constexpr = out_ptr.dtype.element_ty
@@ -114,11 +111,11 @@ def few_rows_linear_kernel(
         # the next kernel's programs may ask for their weights, too; they wait for all of this one
         tl.extra.cuda.gdc_launch_dependents()
         # no launch writes weights: memory is busy while the kernel before this one ends
-        for step in range(PREFETCH_STEPS):
+        for step in range(prefetch_steps):
             first = (split * SPLIT_STEPS + step) * BLOCK_E
-            _prefetch(lines_of_step(w_N, first, E, BLOCK_E, LINE))
+            _prefetch(lines_of_step(w_N, first, E, BLOCK_E))
             if GATED:
-                _prefetch(lines_of_step(up_N, first, E, BLOCK_E, LINE))
+                _prefetch(lines_of_step(up_N, first, E, BLOCK_E))
         tl.extra.cuda.gdc_wait()
     t_T = tl.arange(0, BLOCK_T)
     is_row_T = t_T < num_rows
@@ -254,16 +251,13 @@ class FewRowsProducts:
 
         def prepare() -> Launch:
             _check(x_TE, weight_NE, bias_N, norm, activation)
-            constants = configuration(
-                num_outputs,
-                weight_NE.shape[1],
-                norms=norm is not None,
-                gated=halves == 2,
-                prefetch_bytes=self._prefetch_bytes,
-            )
+            E, gated = weight_NE.shape[1], halves == 2
+            constants = configuration(num_outputs, E, norms=norm is not None, gated=gated)
+            steps = triton.cdiv(triton.cdiv(E, constants["BLOCK_E"]), splits)
             constants |= {"HAS_BIAS": bias_N is not None, "IS_GELU": activation == "gelu_tanh"}
             strides = (x_TE.stride(0), 0 if residual_TE is None else residual_TE.stride(0))
-            numbers = (T, *strides, weight_NE.stride(0), eps)
+            ahead = min(steps, self._prefetch_bytes // STEP_BYTES)
+            numbers = (T, *strides, weight_NE.stride(0), ahead, eps)
             grid = (triton.cdiv(num_outputs, BLOCK_N), splits)
             return Launch(grid, numbers, constants | self._pdl)
 
@@ -309,31 +303,19 @@ def choose_splits(num_outputs: int, num_inputs: int) -> int:
     return splits
 
 
-def configuration(
-    num_outputs: int,
-    num_inputs: int,
-    *,
-    norms: bool,
-    gated: bool,
-    prefetch_bytes: int,
-) -> dict[str, Any]:
+def configuration(num_outputs: int, num_inputs: int, *, norms: bool, gated: bool) -> dict[str, Any]:
     """Constants and launch options. A stage has 16 KiB of weights, of gate and up together, too:
     with four, two programs fit on a multiprocessor of Hopper's, and one into 99 KiB."""
-    splits = choose_splits(num_outputs, num_inputs)
-    block_e = BLOCK_E // 2 if gated else BLOCK_E
-    steps = triton.cdiv(triton.cdiv(num_inputs, block_e), splits)
     return {
         "N": num_outputs,
         "E": num_inputs,
-        "SPLITS": splits,
+        "SPLITS": choose_splits(num_outputs, num_inputs),
         "BLOCK_T": MOST_ROWS,
         "BLOCK_N": BLOCK_N,
-        "BLOCK_E": block_e,
+        "BLOCK_E": BLOCK_E // 2 if gated else BLOCK_E,
         "BLOCK_ROW": triton.next_power_of_2(num_inputs) if norms else 1,
         "NORMS": norms,
         "GATED": gated,
-        "PREFETCH_STEPS": min(steps, prefetch_bytes // STEP_BYTES),
-        "LINE": LINE_BYTES // 2,
         "num_warps": 4,
         "num_stages": 4,
     }

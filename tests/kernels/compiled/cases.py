@@ -539,7 +539,7 @@ def few_rows_products() -> Iterator[KernelVariant]:
         (1152, 896, True, False, BF16),
         (6144, 4096, False, False, FP16),
     ):
-        constants = few_rows.configuration(N, E, norms=norms, gated=gated, prefetch_bytes=1 << 18)
+        constants = few_rows.configuration(N, E, norms=norms, gated=gated)
         launch = {name: constants.pop(name) for name in ("num_warps", "num_stages")}
         kinds = " norm" * norms + " gated" * gated
         yield KernelVariant(
@@ -549,7 +549,12 @@ def few_rows_products() -> Iterator[KernelVariant]:
             | _pointers(dtype if norms else None, "residual norm sums")
             | {"bias_ptr": dtype if N == 1152 else None, "arrivals_ptr": INT32}
             | {"parts_ptr": FP32 if constants["SPLITS"] > 1 else None, "num_rows": 16, "eps": 1e-6}
-            | {"x_stride_t": E, "residual_stride_t": E if norms else 0, "weight_stride_n": E},
+            | {
+                "x_stride_t": E,
+                "residual_stride_t": E if norms else 0,
+                "weight_stride_n": E,
+                "prefetch_steps": 16,
+            },
             constants=constants | {"HAS_BIAS": N == 1152, "IS_GELU": False, "PDL": True},
             needs_prefetch=True,
             asks_ahead=True,

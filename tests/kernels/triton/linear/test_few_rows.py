@@ -99,7 +99,7 @@ def test_a_norm_within_is_as_near_to_float32_as_one_before(norm_dtype):
 @triton.jit
 def _lines_kernel(weight_ptr, out_ptr, first, N: tl.constexpr, E: tl.constexpr):
     n_N = tl.arange(0, 64)
-    lines = lines_of_step(weight_ptr + tl.minimum(n_N, N - 1) * E, first, E, 128, 64)
+    lines = lines_of_step(weight_ptr + tl.minimum(n_N, N - 1) * E, first, E, 128)
     at = n_N[:, None] * 2 + tl.arange(0, 2)[None, :]
     tl.store(out_ptr + at, lines.to(tl.int64))
 
