@@ -39,7 +39,7 @@ export class Answers {
       for (let round = 0; ; round++) {
         const body = message ? null : request(path(conversation));
         message ??= append(conversation, { role: "assistant", model, content: "", reasoning: "" });
-        tell("Waiting for the first token.");
+        tell(message.content ? "Answering." : "Waiting for the first token.");
         await this.stream(message, body, key, signal, tell);
         if (!message.calls) break;
         if (round === MOST_ROUNDS) throw new ApiError(`After ${MOST_ROUNDS} rounds of calls the model wants more; ask it to go on`);

@@ -328,8 +328,9 @@ find("prompt").addEventListener("keydown", (event) => {
 const loadTools = () => tools.load(find("key").value).catch((error) => say(`No tools: ${error.message}`, true));
 find("toggle-settings").addEventListener("click", loadTools);
 
-function start() {
-  settings.loadModels().then(loadTools);
+async function start() {
+  if (!(await settings.loadModels())) return; // the server wants a key, or is away
+  loadTools();
   for (const conversation of store.all) {
     const last = conversation.messages.find(({ response }) => response);
     if (last && !answers.status(conversation)) answer(conversation, last);

@@ -118,8 +118,10 @@ export class Settings {
       find("model").replaceChildren(...models.map(({ id }) => new Option(id, id)));
       this.say("");
       this.showModel();
+      return true;
     } catch (error) {
       this.say(`No models: ${error.message}`, true);
+      return false;
     }
   }
 
