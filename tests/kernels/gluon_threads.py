@@ -190,7 +190,7 @@ def _language() -> types.ModuleType:
     gl.NVMMASharedLayout = types.SimpleNamespace(get_default_for=lambda *_: None)
     gl.constexpr, gl.int64, gl.float32 = object, torch.int64, torch.float32
     gl.static_range, gl.program_id = range, lambda axis: torch.tensor(_of_thread.program[axis])
-    gl.static_assert = gl.thread_barrier = lambda *_: None
+    gl.static_assert = lambda *_: None
     gl.arange = lambda start, stop, layout: torch.arange(start, stop, dtype=torch.int32)
     gl.full = lambda shape, value, dtype, layout: torch.full(shape, value, dtype=dtype)
     gl.expand_dims, gl.convert_layout = torch.unsqueeze, lambda value, layout: value
@@ -239,6 +239,7 @@ def load(module: types.ModuleType) -> types.ModuleType:
     simulated = importlib.util.module_from_spec(spec)
     with mock.patch.dict(sys.modules, fakes):
         spec.loader.exec_module(simulated)
+    simulated.tl = types.SimpleNamespace(debug_barrier=lambda: None)
     return simulated
 
 

@@ -25,6 +25,9 @@ from kernels.triton.attention.lists import KEY_TILE, tile_rows
 from kernels.triton.bound_launch import BoundLaunches
 from kernels.triton.device_limits import is_hopper
 
+load_ahead = getattr(async_copy, "async_load", None) or async_copy.async_copy_global_to_shared
+"""Triton's name of it changed after 3.6."""
+
 
 @gluon.jit
 def _copy_tile(
@@ -42,7 +45,7 @@ def _copy_tile(
         inside_N = (key_N >= low) & (key_N < stop)
         block_N = gl.load(table + key_N // S, mask=inside_N, other=0).to(gl.int64)
         at_N = block_N * BLOCK_STRIDE + key_N % S * SLOT_STRIDE
-        async_copy.async_copy_global_to_shared(
+        load_ahead(
             to_ND.slice(part, ROWS),
             cache + (gl.expand_dims(at_N, 1) + d_1D),
             mask=gl.expand_dims(inside_N, 1) & (d_1D >= 0),
@@ -143,6 +146,19 @@ def _attend_next(
 
 
 @gluon.jit
+def _rows(
+    CONSUMER: gl.constexpr, kv_head, token_start, token_stop, token_stride, head_stride,
+    G: gl.constexpr, D: gl.constexpr, layout: gl.constexpr,
+):  # fmt: skip
+    """(offsets, whether they are of a token) of a consumer's rows."""
+    row_M = CONSUMER * 64 + gl.arange(0, 64, layout=gl.SliceLayout(1, layout))
+    d_1D = gl.expand_dims(gl.arange(0, D, layout=gl.SliceLayout(0, layout)), 0)
+    token_M = token_start + row_M // G
+    at_M = token_M.to(gl.int64) * token_stride + (kv_head * G + row_M % G) * head_stride
+    return gl.expand_dims(at_M, 1) + d_1D, gl.expand_dims(token_M < token_stop, 1) & (d_1D >= 0)
+
+
+@gluon.jit
 def _attend(
     CONSUMER: gl.constexpr, tensors, tile, scoring, shared, G: gl.constexpr, D: gl.constexpr,
     BLOCK_N: gl.constexpr, STAGES: gl.constexpr, IS_SPLIT: gl.constexpr, HAS_WINDOW: gl.constexpr,
@@ -151,7 +167,9 @@ def _attend(
     """Rows [64 * CONSUMER, + 64) of the tile."""
     score_layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, BLOCK_N, 16])
     acc_layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, D, 16])
-    io_layout: gl.constexpr = gl.BlockedLayout([1, 8], [256 // D, D // 8], [4, 1], [1, 0])
+    # unlike layouts, so that no address is kept through the loops
+    in_layout: gl.constexpr = gl.BlockedLayout([1, 8], [256 // D, D // 8], [4, 1], [1, 0])
+    out_layout: gl.constexpr = gl.BlockedLayout([1, 4], [128 // D, D // 4], [4, 1], [1, 0])
     q_2MD, k_SND, v_SND, k_full_S, k_free_S, v_full_S, _, turn_2 = shared
     q_THD, out_THD, sinks_H, partial_out, partial_lse = tensors[:5]
     q_token_stride, q_head_stride, out_token_stride, out_head_stride = tensors[5:]
@@ -159,17 +177,12 @@ def _attend(
     _, stop, multiplier, _ = scoring
     dtype: gl.constexpr = k_SND.dtype
 
-    row_M = CONSUMER * 64 + gl.arange(0, 64, layout=gl.SliceLayout(1, io_layout))
-    d_1D = gl.expand_dims(gl.arange(0, D, layout=gl.SliceLayout(0, io_layout)), 0)
-    valid_M = row_M // G < token_stop - token_start
-    valid_MD = gl.expand_dims(valid_M, 1) & (d_1D >= 0)
-    token_M = (token_start + row_M // G).to(gl.int64)
-    head_M = kv_head * G + row_M % G
-    q_row_M = token_M * q_token_stride + head_M * q_head_stride
-    q_at_MD = q_THD + (gl.expand_dims(q_row_M, 1) + d_1D)
-    q_2MD.index(CONSUMER).store(gl.load(q_at_MD, mask=valid_MD, other=0.0))
+    q_at_MD, valid_MD = _rows(
+        CONSUMER, kv_head, token_start, token_stop, q_token_stride, q_head_stride, G, D, in_layout
+    )
+    q_2MD.index(CONSUMER).store(gl.load(q_THD + q_at_MD, mask=valid_MD, other=0.0))
     fence_async_shared()
-    gl.thread_barrier()
+    tl.debug_barrier()
 
     own_M = CONSUMER * 64 + gl.arange(0, 64, layout=gl.SliceLayout(1, score_layout))
     position_M = position + own_M // G
@@ -229,12 +242,17 @@ def _attend(
     if IS_SPLIT:
         lse_M = gl.where(seen_M, peak_M + gl.log2(total_M), float("-inf"))
         gl.store(partial_lse + own_row + own_M, lse_M)
-        part_at_MD = partial_out + (gl.expand_dims((own_row + row_M) * D, 1) + d_1D)
-        gl.store(part_at_MD, gl.convert_layout(acc_MD, io_layout), mask=valid_MD)
+        part_at_MD, valid_MD = _rows(
+            CONSUMER, kv_head * 0, 0, token_stop - token_start, G * D, D, G, D, acc_layout
+        )
+        gl.store(partial_out + own_row * D + part_at_MD, acc_MD, mask=valid_MD)
     else:
-        out_row_M = token_M * out_token_stride + head_M * out_head_stride
-        out_at_MD = out_THD + (gl.expand_dims(out_row_M, 1) + d_1D)
-        gl.store(out_at_MD, gl.convert_layout(acc_MD.to(dtype), io_layout), mask=valid_MD)
+        out_at_MD, valid_MD = _rows(
+            CONSUMER, kv_head, token_start, token_stop, out_token_stride, out_head_stride,
+            G, D, out_layout,
+        )  # fmt: skip
+        out_MD = gl.convert_layout(acc_MD.to(dtype), out_layout)
+        gl.store(out_THD + out_at_MD, out_MD, mask=valid_MD)
 
 
 @gluon.jit
@@ -380,7 +398,7 @@ def gluon_prefill_kernel(
             slot = gl.load(entry + 6).to(gl.int64) - first_prefill * SLOTS
             count = gl.load(entry + 7)
             arrived = arrivals + slot * K + kv_head
-            gl.thread_barrier()
+            tl.debug_barrier()
             if gl.atomic_add(arrived, 1, sem="acq_rel", scope="gpu") == count - 1:
                 gl.store(arrived, 0)
                 _join(

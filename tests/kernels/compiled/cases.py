@@ -423,27 +423,17 @@ def prefill_attention(shared_bytes: int) -> Iterator[KernelVariant]:
         )
 
 
-ROW_SPILL_BYTES = 96
-ROW_SPILL = (
-    "addresses of rows around the loops over keys, and one number in those with masks; with more "
-    "registers for these warps the group that copies spills in its loop"
-)
-
-
 def prompts_in_gluon() -> Iterator[KernelVariant]:
     """Both head sizes and dtypes, with and without splits, and the options together."""
     for name, dtype, group, head_size, block_size, slots, options in (
-        ("bf16 G=4 D=128 S=16", BF16, 4, 128, 16, 0, ""),
         ("bf16 G=4 D=128 S=128 splits", BF16, 4, 128, 128, 16, ""),
         ("fp16 G=1 D=128 S=64 window", FP16, 1, 128, 64, 0, "WINDOW"),
         ("bf16 G=3 D=64 S=16", BF16, 3, 64, 16, 0, ""),
         ("bf16 G=8 D=64 S=16 splits window sinks", BF16, 8, 64, 16, 16, "WINDOW SINKS"),
+        ("bf16 G=4 D=128 S=16", BF16, 4, 128, 16, 0, ""),
     ):
         constants, launch = gluon_prefill.configuration(group, head_size, slots)
         arguments = _attention_arguments(8, group, head_size, block_size, dtype, dtype)
-        spills: dict[str, Any] = {}
-        if "WINDOW" in options and head_size == 128:
-            spills = {"max_spill_bytes": ROW_SPILL_BYTES, "spill_reason": ROW_SPILL}
         yield KernelVariant(
             name=f"prefill {name}",
             kernel=gluon_prefill.gluon_prefill_kernel,
@@ -455,7 +445,6 @@ def prompts_in_gluon() -> Iterator[KernelVariant]:
             | {"BOTH_SIDES": False, "HAS_ENDS": False},
             needs_wgmma=True,
             is_for_hopper=True,
-            **spills,
             **launch,
         )
 
