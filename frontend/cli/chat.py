@@ -18,8 +18,7 @@ from typing import Annotated, Any
 import msgspec
 from cyclopts import Parameter
 
-from frontend.async_llm import AsyncLLM
-from frontend.cli.connected import connected
+from frontend.cli.chat_model import ChatModel, daemons_lines
 from frontend.cli.options import (
     DAEMON,
     EXIT_FAULT,
@@ -30,21 +29,19 @@ from frontend.cli.options import (
     SchedulingOptions,
     UsageError,
     print_fault,
-    read_template,
-    through_preset,
 )
 from frontend.errors import EngineClientError, InvalidInput
 from frontend.event_loop import LoopThread
 from frontend.multimodal.media import MAX_MEDIA_BYTES
 from frontend.outputs import CompletionOutput, RequestOutput
-from frontend.presets.llm import PresetLLM
-from frontend.sampling_params import RequestOutputKind, SamplingParams
 from frontend.text.chat_template import own_renderers
 
 _HINT = "/help lists the commands, Ctrl-C stops an answer, Ctrl-D leaves"
 _HELP = """\
 /system TEXT      sets the system message; /system alone shows it, /system - removes it
 /set NAME VALUE   sets a sampling parameter; VALUE default resets it, /set alone shows all
+/show             shows the model, its context and what this conversation has set
+/model            lists the models that your daemons serve; /load NAME goes on with another
 /image FILE       sends a picture with the next message
 /save FILE        writes the conversation: messages as JSON (FILE.json), else Markdown
 /clear            forgets the conversation, not the system message
@@ -89,18 +86,11 @@ def chat(
     is_terminal = sys.stdin.isatty() and sys.stdout.isatty()
     loop = LoopThread("engine-client chat")
     try:
-        connection = connected(daemon, "chat")
-        llm = loop.run_and_wait(connection.__aenter__())
+        model = ChatModel.open(loop, daemon, preset, sampling, chat_template)
+        if system is not None:
+            model.system = system
+        conversation = _Chat(loop, model, sampling, scheduling, is_terminal, images)
         try:
-            llm = through_preset(llm, preset)
-            if isinstance(llm, PresetLLM):  # /system shows, sets and removes its text, too
-                system = llm.preset.system if system is None else system
-                llm = PresetLLM(llm.llm, msgspec.structs.replace(llm.preset, system=None))
-            params = sampling.to_params(llm, RequestOutputKind.DELTA)
-            template = read_template(chat_template, llm)
-            conversation = _Chat(
-                loop, llm, system, template, params, scheduling, is_terminal, images
-            )
             if is_terminal:
                 from frontend.cli.chat_terminal import markdown_answer, open_prompt
 
@@ -109,7 +99,7 @@ def chat(
                     conversation.show_answer = markdown_answer
             return conversation.read_and_answer()
         finally:
-            loop.run_and_wait(connection.__aexit__(None, None, None))
+            conversation.model.close()
     finally:
         loop.close()
 
@@ -136,10 +126,8 @@ def _plain_answer() -> Iterator[Callable[[str], None]]:
 @dataclasses.dataclass
 class _Chat:
     loop: LoopThread
-    llm: AsyncLLM
-    system: str | None
-    chat_template: str | None
-    params: SamplingParams
+    model: ChatModel
+    sampling: SamplingOptions
     scheduling: SchedulingOptions
     is_terminal: bool
     images: list[dict[str, Any]]
@@ -149,9 +137,11 @@ class _Chat:
     show_answer: Callable[[], AbstractContextManager[Callable[[str], None]]] = _plain_answer
     turns: list[dict[str, Any]] = dataclasses.field(default_factory=list)
 
+    def __post_init__(self) -> None:
+        self.system, self.params = self.model.system, self.model.params
+
     def read_and_answer(self) -> int:
-        self.first_params = self.params
-        self._say(f"{self.llm.model.name} at {self.llm.address}. {_HINT}.")
+        self._say(f"{self.model.llm.model.name} at {self.model.llm.address}. {_HINT}.")
         while True:
             try:
                 line = self._read_line()
@@ -187,6 +177,9 @@ class _Chat:
             "/system": self._set_system,
             "/set": self._set,
             "/image": self._attach,
+            "/show": self._show,
+            "/model": self._load,
+            "/load": self._load,
             "/save": self._save,
         }
         name, argument = command[1], command[2] or ""
@@ -194,7 +187,8 @@ class _Chat:
             if name not in commands:
                 raise InvalidInput(f"there is no command {name}; {_HINT}")
             commands[name](argument)
-        except (ValueError, OSError, RuntimeError) as error:  # the last: ~ of no user
+        except (EngineClientError, ValueError, OSError, RuntimeError) as error:
+            # the last: ~ of no user
             print_fault(error)
             return False
         return True
@@ -220,7 +214,7 @@ class _Chat:
             raise InvalidInput(f"there is no parameter {name}; /set takes {', '.join(kinds)}")
         if value == "default":
             self.params = dataclasses.replace(
-                self.params, **{name: getattr(self.first_params, name)}
+                self.params, **{name: getattr(self.model.params, name)}
             )
         elif value:
             try:
@@ -231,6 +225,27 @@ class _Chat:
             self.params = dataclasses.replace(self.params, **{name: given})
         for each in [name] if name else kinds:
             self._tell(f"{each} {getattr(self.params, each)}")
+
+    def _show(self, _argument: str) -> None:
+        self._tell(self.model.described(self.params, self.system, len(self.turns)))
+
+    def _load(self, name: str) -> None:
+        """Raises InvalidInput, UsageError, EngineClientError: the model stays the one it was."""
+        if name:
+            model, before = ChatModel.load(self.loop, name, self.sampling), self.model
+            before.close()
+            self.model = model
+            names = typing.get_type_hints(SamplingOptions)
+            now = {each: getattr(self.params, each) for each in names}
+            set_here = {k: v for k, v in now.items() if v != getattr(before.params, k)}
+            self.params = dataclasses.replace(model.params, **set_here)
+            if self.system == before.system or model.system is not None:
+                self.system = model.system
+            self._tell(f"{model.llm.model.name} at {model.llm.address} goes on; /clear starts over")
+        else:
+            self._tell(f"{self.model.llm.model.name} at {self.model.llm.address} answers")
+            if lines := daemons_lines(self.model.llm.address):
+                self._tell(f"{lines}\n/load NAME goes on with another")
 
     def _attach(self, file: str) -> None:
         """Raises OSError: it cannot be read. InvalidInput: there is none, or it is too large."""
@@ -292,8 +307,8 @@ class _Chat:
     async def _stream(self, shown: list[RequestOutput]) -> None:
         """Prints the answer's parts and appends them to `shown`."""
         policy = dataclasses.asdict(self.scheduling)
-        stream = self.llm.chat(
-            self._messages(), self.params, chat_template=self.chat_template, **policy
+        stream = self.model.llm.chat(
+            self._messages(), self.params, chat_template=self.model.chat_template, **policy
         )
         with self.show_answer() as write:
             async with contextlib.aclosing(stream) as outputs:

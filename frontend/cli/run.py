@@ -4,6 +4,7 @@ import itertools
 import subprocess
 
 from frontend.cli.chat import chat
+from frontend.cli.chat_model import reached_daemon
 from frontend.cli.complete import complete
 from frontend.cli.http import Passed
 from frontend.cli.options import (
@@ -16,10 +17,9 @@ from frontend.cli.options import (
 )
 from frontend.engine.daemon import ChildDaemon
 from frontend.event_loop import run as run_on_loop
-from frontend.presets.llm import adapter_options, names_of
+from frontend.presets.llm import adapter_options
 from protocol.presets import find_preset, model_of
 from protocol.programs import python_module
-from protocol.running_daemons import running_daemons
 
 
 def run(
@@ -56,12 +56,9 @@ def run(
         once = CompletionOptions(chat=True, system=system, preset=name)
         return complete(" ".join(words), options=once, sampling=sampling, daemon=daemon)
 
-    asked = {*names_of(source), *names_of(model)}
     is_own = bool(options) or (preset is not None and preset.adapter is not None)
-    for daemon in running_daemons():
-        is_reached = daemon.address.startswith("ipc://")  # others may want a key
-        if is_reached and not is_own and asked & {daemon.asked, daemon.model}:
-            return talk(daemon.address)
+    if not is_own and (daemon := reached_daemon(model)) is not None:
+        return talk(daemon.address)
     pull = [*python_module("engine_core.cli"), "pull", source]
     if subprocess.run(pull, stdout=subprocess.DEVNULL, check=False).returncode:
         return EXIT_FAULT  # it has said why

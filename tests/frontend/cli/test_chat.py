@@ -1,6 +1,7 @@
 """`engine-client chat` from a pipe against a scripted engine."""
 
 import io
+import os
 import sys
 
 import pytest
@@ -8,6 +9,7 @@ from fake_model import ids_of, saying
 
 from frontend.cli.app import run_command_line
 from protocol.presets import Preset, PresetMessage, write_preset
+from protocol.running_daemons import RunningDaemon, listed
 
 
 @pytest.fixture
@@ -50,6 +52,33 @@ def test_a_presets_system_message_is_shown_and_removed(start_engine, chat, monke
     assert prompts == [ids_of("<S><a><b><one>"), ids_of("<a><b><two>")]
     code, _, err = chat("one\n", "--preset", "luigi")
     assert (code, "--preset: there is no 'luigi'" in err) == (2, True)
+
+
+def test_load_goes_on_with_what_another_name_serves_and_keeps_what_was_set(
+    start_engine, chat, address, monkeypatch, tmp_path
+):
+    for name in ("XDG_RUNTIME_DIR", "XDG_DATA_HOME"):
+        monkeypatch.setenv(name, str(tmp_path))
+    engine = start_engine(next_token=saying("yes", then_eos=True))
+    write_preset("mario", Preset(from_="tiny", system="S"))
+    write_preset("own", Preset(from_="tiny", adapter="/x"))
+    daemon = RunningDaemon(pid=os.getpid(), model="T", asked="tiny", address=address, files="")
+    lines = "one\n/set top_k 3\n/model\n/load mario\n/show\ntwo\n"
+    with listed(daemon):
+        code, out, err = chat(lines)
+        assert (code, out, f"* tiny  {address}\n" in err) == (0, "yes\nyes\n", True)
+        assert {"preset of     tiny", "system        S", "conversation  2 messages"} <= {
+            *err.splitlines()
+        }
+        assert engine.requests[-1].sampling_params.top_k == 3
+        prompt = ids_of("system:S;user:one;assistant:yes;user:two;")
+        assert engine.requests[-1].prompt_token_ids == prompt
+        for name, said in {
+            "luigi": "none of your daemons serves luigi",
+            "own": "an adapter",
+        }.items():
+            code, _, err = chat(f"/load {name}\n")
+            assert (code, said in err, f"`engine-client run {name}`" in err) == (1, True, True)
 
 
 def test_unknown_command_is_named(start_engine, chat):
