@@ -257,6 +257,8 @@ def test_a_deleted_conversation_ends_its_answer_alone_and_comes_back(start_engin
         page.get_by_text("Answering.").wait_for()
         page.get_by_role("button", name="Edit").click()
         page.get_by_text("stop it first").wait_for()
+        page.get_by_role("button", name="Stop").click()
+        wait_until(lambda: engine.num_live == 0, 10)
 
 
 @pytest.mark.slow
