@@ -105,7 +105,8 @@ def prompt_timings() -> list[TimingGroup]:
         works = {f"{title} {at}": partial(time_prompts, name, heads, PROMPTS[at]) for at in prompts}
         if name in OTHERS:
             return TimingGroup(title, partial(check_other, name), attention.ROUNDING, works)
-        check = partial(attention.check, heads, attention.DECODES, attention.PREFILLS)
+        decodes = attention.DECODES if name == "by bits" else []
+        check = partial(attention.check, heads, decodes, attention.PREFILLS)
         check = partial(check, device="cuda", variant=VARIANTS[name])
         return TimingGroup(title, check, attention.ROUNDING, works)
 
