@@ -3,6 +3,7 @@
 import pytest
 import torch
 
+from kernels.triton.linear.few_rows import FewRowsProducts
 from tests.gpu.checks import whole_models
 from tests.gpu.checks.whole_models import EXPERTS_RATIO, FLOAT32_ERROR, HALF_RATIO, MODELS
 from tests.gpu.device import DEVICE, on_gpu
@@ -42,6 +43,22 @@ def test_prompts_of_more_tokens_than_a_step_are_as_transformers_has_them(name, d
     sizes = {"prompt_lengths": (8_500, 40, 9_001), "budget": 8192}
     error = whole_models.check(name, dtype, use_graphs=True, device=device, **sizes)
     assert error <= (FLOAT32_ERROR if dtype is FP32 else HALF_RATIO)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "sizes"),
+    [
+        (FP16, SMALL | {"prompt_lengths": (7,)}),
+        on_gpu(BF16, {}),
+        on_gpu(FP16, {"prompt_lengths": (1, 15, 17, 40)}),
+    ],
+)
+def test_a_model_whose_steps_of_few_rows_have_our_own_products(dtype, sizes, device):
+    few_rows = FewRowsProducts(torch.device(device), prefetch_bytes=1 << 18)
+    error = whole_models.check(
+        "llama", dtype, use_graphs=True, few_rows=few_rows, device=device, **sizes
+    )
+    assert error <= HALF_RATIO
 
 
 def test_a_small_model_in_float32(device):

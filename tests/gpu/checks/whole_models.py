@@ -12,6 +12,7 @@ import torch
 import transformers
 
 from kernels.interface.weights import QuantisedTensor
+from kernels.triton.linear.few_rows import FewRowsProducts
 from tests.gpu.checks.errors import worst
 from tests.gpu.engine_run import EngineRun, GeneratedOutput, RequestSpec, Sizes, triton_operations
 from tests.gpu.tiny_models import (
@@ -65,6 +66,7 @@ def check(
     budget: int = BUDGET,
     num_layers: int | None = None,
     is_quantised: bool = False,
+    few_rows: FewRowsProducts | None = None,
     device: str,
 ) -> float:
     """See `compare`, on a tiny model."""
@@ -76,6 +78,7 @@ def check(
         num_output=num_output,
         budget=budget,
         is_quantised=is_quantised,
+        few_rows=few_rows,
         device=device,
     )
 
@@ -89,6 +92,7 @@ def compare(
     num_output: int,
     budget: int,
     is_quantised: bool = False,
+    few_rows: FewRowsProducts | None = None,
     device: str,
 ) -> float:
     """In float32 the largest difference of a log-probability; in 16 bits the mean distance to the
@@ -100,6 +104,7 @@ def compare(
     Args:
         config: of transformers, with a vocabulary that is reported as a whole.
         is_quantised: both have weights of 8 and 4 bits, ours as blocks.
+        few_rows: see `TritonOperations`.
     """
     assert config.vocab_size == VOCAB_SIZE
     reference = random_reference(config, dtype=dtype, device=device)
@@ -107,7 +112,7 @@ def compare(
         ops = triton_operations(device, quantised_types=TYPES)
         model = ours_of(reference, ops, dtype=dtype, parts=quantise_reference(reference))
     else:
-        ops = triton_operations(device)
+        ops = triton_operations(device, few_rows=few_rows)
         model = ours_of(reference, ops, dtype=dtype)
     number = len(prompt_lengths)
     engine = EngineRun(
