@@ -108,7 +108,7 @@ template <LinearKind KIND, int ROWS, int V>
 EC_INLINE void add_halves(const uint8_t* codes, const uint8_t* table, const ActivationGroup* x,
                           int64_t stride, int half, int half_stop, vi (&acc)[ROWS][V]) {
 #if EC_NEON == 3
-    if constexpr (ROWS > 1)
+    if constexpr (ROWS > 1 && !record<KIND>.halves)  // sums of halves are too short for what zipping costs
         return add_by_pairs<KIND, ROWS, V>(codes, table, x, stride, half, half_stop, acc);
 #endif
     for (; half < half_stop; ++half) add_by_dots<KIND, ROWS, V>(codes, table, x, stride, half, acc);
