@@ -41,6 +41,7 @@ _OF_OTHERS = {
 """Programs that are not ours, whose options nothing here can check."""
 _OPTIONS_OF_OTHERS = {
     "--help", "--version", "--cpunodebind", "--interleave", "--membind", "--n-cpu-moe", "--tool",
+    "--build-arg", "--cap-drop", "--read-only", "--tmpfs",
     "--num-cpus", "--init", "--rm", "--time", "--set", "--max-queued-",
 }  # fmt: skip
 
