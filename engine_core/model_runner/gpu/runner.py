@@ -25,6 +25,7 @@ from engine_core.model_runner.gpu.queue import DeviceQueue, Work
 from engine_core.model_runner.gpu.results import HostResults, read_results
 from engine_core.model_runner.gpu.step import GPUStep, arrange_step
 from engine_core.model_runner.gpu.step_buckets import StepBuckets
+from engine_core.model_runner.gpu.step_forward import StepForward
 from engine_core.model_runner.gpu.warm_up import (
     changes_of_every_kind,
     copies_of_every_kind,
@@ -41,9 +42,8 @@ from engine_core.model_runner.vocabulary_rows import WholeVocabulary, token_logi
 from engine_core.scheduler import ModelRunnerOutput, SchedulerOutput
 from engine_core.scheduler.plan import TokenMasks
 from kernels.interface.device_steps import DeviceStepOperations, LogitMasks, SamplingMode
-from kernels.interface.operations import AttentionPlanner, OutputRows
 from kernels.interface.sampling_rows import StepResults
-from kernels.interface.step_inputs import DeviceRows, PackedLayout, StepTensors
+from kernels.interface.step_inputs import DeviceRows, PackedLayout
 from kernels.torch.sampling import token_logprobs
 
 _MAX_STEPS_IN_FLIGHT = 2
@@ -103,10 +103,6 @@ class GPUModelRunner:
         ]
         self._cache = PagedKVCache(config)
         self.storage = self._cache.storage
-        self._output_planner = self._cache.output_planner  # allocates: before memory is measured
-        self._output_starts_R1 = torch.arange(
-            config.max_num_logits + 1, dtype=torch.int32, device=queue.device
-        )
         self._device_rows = DeviceRows.allocate(
             num_rows=config.max_num_seqs,
             max_model_len=config.max_model_len,
@@ -114,12 +110,8 @@ class GPUModelRunner:
             num_groups=config.num_groups,
             device=queue.device,
         )
-        self._tensors = StepTensors.allocate(
-            num_tokens=config.max_num_batched_tokens,
-            num_sequences=config.max_num_logits,
-            num_groups=config.num_groups,
-            width=self._device_rows.block_tables.shape[2],
-            device=queue.device,
+        self._step_forward = StepForward(
+            config, self._cache, steps=steps, words=self._buffer, rows=self._device_rows
         )
         self.rows = RunnerRows(config)
         report = token_logits if config.reports_logits else token_logprobs
@@ -391,53 +383,7 @@ class GPUModelRunner:
 
     def _forward(self, step: GPUStep) -> torch.Tensor | None:
         """The logits of what is sampled; None if nothing is."""
-        packed, layout = self._buffer.device_words, self._buffer.layout
-        num_sequences, num_sampled = len(step.rows_R), len(step.sampled_N)
-        tensors = self._tensors.first(step.num_tokens, num_sequences)
-        self._steps.prepare_step(
-            packed, layout, self._device_rows, tensors, block_size=self.config.block_size
-        )
-        ends_T = next((part.ends_T for part in step.parts if part.ends_T is not None), None)
-        context = self._cache.forward_context(
-            query_start_loc_R1=tensors.query_start_loc_R1,
-            seq_lens_R=tensors.seq_lens_R,
-            block_tables_GRM=tensors.block_tables_GRM,
-            slot_mappings_GT=tensors.slot_mappings_GT,
-            num_decodes=step.num_decodes,
-            num_decode_tokens=0 if step.is_padded and step.num_tokens > num_sequences else None,
-            num_long_prefills=step.num_long_prefills,
-            ends_T=None if ends_T is None else self._cache.sent(ends_T),
-        )
-        output = None
-        if step.reads_last_rows and self._output_planner is not None:
-            output = self._last_rows(self._output_planner, tensors)
-            context = dataclasses.replace(context, output=output)
-        for part in step.parts:
-            context = part.in_context(context)
-        hidden_TE = self.model.forward(tensors.token_ids_T, tensors.positions_T, context)
-        for part in step.parts:
-            part.read(hidden_TE)
-        if not num_sampled:
-            return None
-        at_N = tensors.logits_at_R[:num_sampled]
-        if output is not None and len(hidden_TE) < step.num_tokens:
-            at_N = torch.searchsorted(output.rows_N, at_N)
-        last_NE = hidden_TE.index_select(0, at_N)
-        return self.model.compute_logits(last_NE)
-
-    def _last_rows(self, planner: AttentionPlanner, tensors: StepTensors) -> OutputRows:
-        """Of each entry, sampled or not; to the last layer all of them are decodes."""
-        number, group = len(tensors.seq_lens_R), self._cache.last_group
-        metadata = planner.plan(
-            query_start_loc_R1=self._output_starts_R1[: number + 1],
-            seq_lens_R=tensors.seq_lens_R,
-            block_table_RM=tensors.block_tables_GRM[group],
-            # nothing is written; all that is read of a slot is that it is not padding
-            slot_mapping_T=tensors.slot_mappings_GT[group, :number],
-            num_decodes=number,
-            num_decode_tokens=number,
-        )
-        return OutputRows(tensors.query_start_loc_R1[1:].long() - 1, metadata)
+        return self._step_forward(self.model, step)
 
     def _choose(
         self,
