@@ -30,19 +30,48 @@ _INSTEAD = {
     "push": "models are fetched, never sent",
 }  # fmt: skip
 
+_SAME_AS = {"help": "--help", "version": "--version", "-v": "--version", "-V": "--version"}
+_OPTIONS_INSTEAD = {
+    **dict.fromkeys(("--gpu-memory-utilization", "--mem-fraction-static"), "use --memory-fraction"),
+    **dict.fromkeys(("--ctx-size", "-c", "--context-length"), "use --max-model-len"),
+    **dict.fromkeys(("--n-gpu-layers", "-ngl"), "a model is on one device: use --device"),
+    **dict.fromkeys(("--model-path", "-m", "-hf"), "name the model first, or with --model"),
+    **dict.fromkeys(("--parallel", "-np"), "use --max-num-seqs"),
+    **dict.fromkeys(("--threads", "-t"), "use --num-threads"),
+    **dict.fromkeys(("--enable-auto-tool-choice", "--enable-chunked-prefill"), "always on"),
+    **dict.fromkeys(("--disable-log-requests", "--disable-log-stats"), "none is logged; omit it"),
+    "--kv-cache-memory-bytes": "use --kv-cache-memory",
+    "--num-gpu-blocks-override": "use --num-blocks",
+    "--swap-space": "use --host-cache-memory",
+    "--speculative-config": "use --speculative, --draft-model, --num-speculative-tokens",
+    "--lora-modules": "use --adapter NAME=FOLDER",
+    "--allowed-origins": "use --cors-origin of `engine-core serve`",
+    "--revision": "name the model as org/name@revision",
+    "--trust-remote-code": "only code of this release runs; omit it",
+    "--download-dir": "models are kept below XDG_CACHE_HOME; omit it",
+    "--chat-template": "a model's own is used; another is TEMPLATE in `engine-core create NAME`",
+    "--seed": "a seed is part of a request; omit it",
+}
+"""Of vLLM, SGLang and llama.cpp: what to do here."""
+
 
 def as_typed(arguments: Sequence[str], own_commands: Iterable[str]) -> list[str]:
     """The arguments for our own parser. Does not return for a command of the client, which this
     process becomes.
     Raises ConfigurationError: a word of other engines or a misspelt one; with the right one."""
     first = next(iter(arguments), "-")
+    first = _SAME_AS.get(first, first)
     own_commands = list(own_commands)
     if first in CLIENT_COMMANDS:
         become("frontend.cli", list(arguments))
     if first in _INSTEAD:
         raise ConfigurationError(f"there is no command {first!r}; {_INSTEAD[first]}")
+    if first not in own_commands:
+        for option in (each.partition("=")[0] for each in arguments):
+            if option in _OPTIONS_INSTEAD:
+                raise ConfigurationError(f"there is no option {option}: {_OPTIONS_INSTEAD[option]}")
     if first.startswith("-") or first in own_commands:
-        return list(arguments)
+        return [first, *arguments[1:]] if arguments else []
     near = difflib.get_close_matches(first, [*own_commands, *CLIENT_COMMANDS], n=1, cutoff=0.7)
     if near and not Path(first).exists():
         raise ConfigurationError(f"there is no command {first!r}; did you mean {near[0]!r}?")

@@ -29,11 +29,11 @@ def resolve_name(name: str) -> KnownModel | HubName | FileUrl | None:
 
 
 def describe_known_names(name: str) -> str:
-    """For an error about `name`: the known names, and the nearest ones if any are near."""
+    """For an error about `name`: the nearest known names, if any are near, and all."""
     wheels = [model.name for model in KNOWN_MODELS]
     aliases = [alias for model in KNOWN_MODELS for alias in model.aliases]
     tagged = [f"{each}:{tag}" for each, tags in known_names().items() for tag in [*tags][1:]]
     every = {*wheels, *aliases, *known_names(), *tagged}
     near = difflib.get_close_matches(name.lower(), every)
     known = f"known names are {', '.join([*wheels, *known_names()])}"
-    return f"{known} (did you mean {', '.join(near)}?)" if near else known
+    return f"did you mean {', '.join(near)}? {known}" if near else known

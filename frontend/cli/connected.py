@@ -35,11 +35,23 @@ async def connected(daemon: DaemonOptions, command: str) -> AsyncIterator[AsyncL
     llm = daemon.client(command)
     notices = _WaitNotices(llm, daemon)
     try:
-        await notices.open()
+        try:
+            await notices.open()
+        except EngineUnavailable as error:
+            raise _with_what_runs(error, daemon) from None
         yield llm
     finally:
         notices.close()
         await llm.close()
+
+
+def _with_what_runs(error: EngineUnavailable, daemon: DaemonOptions) -> EngineUnavailable:
+    """With this user's daemons, as `serve` starts them, where no address was asked for."""
+    running = [each for each in running_daemons() if each.is_ready]
+    if daemon.address is not None or not running:
+        return error
+    text = ", ".join(f"--address {each.address} ({each.asked or each.model})" for each in running)
+    return EngineUnavailable(f"{error}, or talk with one of yours that run: {text}")
 
 
 class _WaitNotices(logging.Handler):

@@ -1,6 +1,7 @@
 """A request's body to the Struct that its route takes; what it is not is refused by name."""
 
 import asyncio
+import json
 import re
 from collections.abc import AsyncIterable, Callable
 from functools import cache
@@ -80,7 +81,7 @@ async def decode(decoder: msgspec.json.Decoder[Any], body: bytes) -> Any:
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         if not isinstance(error, msgspec.ValidationError):
             raise _no_json(error, body) from None
-        raise refusal(error) from None
+        raise refusal(error, body=body) from None
 
 
 def _decode_without_nulls(kind: Any, body: bytes) -> Any:
@@ -156,9 +157,24 @@ def _what_and_path(error: Exception) -> tuple[str, str]:
     return what, path.rstrip("`").lstrip(".")
 
 
-def refusal(error: Exception, within: str = "") -> ApiError:
+def _given(body: bytes, path: str) -> str:
+    """The number, text or other single value that stands there in a body that is not large."""
+    if not path or len(body) >= _LARGE_BYTES:
+        return ""
+    value = msgspec.json.decode(body)
+    try:
+        for step in re.findall(r"[^.\[\]]+", path):
+            value = value[int(step)] if isinstance(value, list) else value[step]
+    except (LookupError, TypeError, ValueError):  # a key that the path only hints at: `[...]`
+        return ""
+    return "" if isinstance(value, dict | list) else f"; it is {json.dumps(value):.100}"
+
+
+def refusal(error: Exception, within: str = "", *, body: bytes = b"") -> ApiError:
     """What a value is not that was to be of a type. `within`: where the value stands."""
     what, param = _what_and_path(error)
+    if what.startswith("Expected"):
+        what += _given(body, param)
     param = f"{within}.{param}" if within and param else within or param
     if what.startswith(_UNKNOWN):
         name = what.removeprefix(_UNKNOWN).rstrip("`")

@@ -40,11 +40,24 @@ def executed(monkeypatch):
         (["--model", "x"], ["--model", "x"]),
         (["pull", "x"], ["pull", "x"]),
         (["--help"], ["--help"]),
+        (["help"], ["--help"]),
+        (["-v"], ["--version"]),
         ([], []),
     ],
 )
 def test_a_model_may_stand_without_its_option(typed, runs):
     assert as_typed(typed, OWN) == runs
+
+
+@pytest.mark.parametrize(
+    ("option", "instead"),
+    [("--swap-space=4", "--host-cache-memory"), ("-ngl", "--device"), ("--seed", "of a request")],
+)
+def test_an_option_of_another_engine_is_answered_with_ours(option, instead):
+    with pytest.raises(
+        ConfigurationError, match=f"no option {option.partition('=')[0]}: .*{instead}"
+    ):
+        as_typed(["smollm2", option], OWN)
 
 
 def test_a_command_of_the_client_is_handed_over_with_all_its_options(executed):

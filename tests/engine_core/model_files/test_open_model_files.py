@@ -58,7 +58,7 @@ def test_an_empty_name_is_named(model: str) -> None:
 
 
 def test_an_unknown_name_lists_the_known_and_the_nearest() -> None:
-    with pytest.raises(ModelNotFound, match=r"smollm2-135m-instruct, gemma3.*did you mean smollm2"):
+    with pytest.raises(ModelNotFound, match=r"did you mean smollm2.*smollm2-135m-instruct, gemma3"):
         open_model_files("smollm-2", report=print)
 
 

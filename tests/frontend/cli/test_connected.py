@@ -1,6 +1,7 @@
 """What `engine-client` says while an engine does not answer: a stopped process, a foreign port, one
 that is lost in a stream."""
 
+import os
 import socket
 import subprocess
 import sys
@@ -51,6 +52,13 @@ def test_an_engine_that_is_lost_in_a_stream_is_waited_for_aloud(run, start_engin
     assert "lost the engine" in err[0]
     assert err[0].endswith("(--reconnect-timeout 1.6)")
     assert "is gone" in err[1]
+
+
+def test_where_none_was_named_the_daemons_that_run_are(run, monkeypatch, tmp_path):
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
+    assert "yours" not in run("info")[2][0]
+    with listed(RunningDaemon(pid=os.getpid(), model="T", address="ipc:///x", files="")):
+        assert run("info")[2][0].endswith("one of yours that run: --address ipc:///x (T)")
 
 
 @pytest.mark.parametrize("option", ["--connect-timeout", "--reconnect-timeout"])

@@ -200,10 +200,10 @@ def test_prompt_logprobs_are_by_token_id_as_vllm_has_them(http, monkeypatch):
     ("fields", "param", "words"),
     [
         ({"frobnicate": 1}, "frobnicate", "not supported"),
-        ({"temperature": -1}, "temperature", ">= 0"),
-        ({"temperature": "0.5"}, "temperature", "float"),
+        ({"temperature": -1}, "temperature", ">= 0.0; it is -1"),
+        ({"temperature": "hot"}, "temperature", '; it is "hot"'),
         ({"messages": []}, "messages", "length >= 1"),
-        ({"messages": [{"role": "user", "content": 5}]}, "messages[0].content", "Expected"),
+        ({"messages": [{"role": "user", "content": 5}]}, "messages[0].content", "; it is 5"),
         ({"max_tokens": 0}, "max_tokens", ">= 1"),
         ({"response_format": {"type": "xml"}}, "response_format.type", "json_schema"),
         ({"response_format": {"type": "json_schema"}}, "response_format.json_schema", "missing"),
