@@ -5,6 +5,7 @@ import contextlib
 import logging
 import os
 import sys
+import tomllib
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -213,6 +214,14 @@ def _with_config(
         if not config.is_file():
             return _print_error(
                 f"--config: there is no file {config}; check the path", ExitCode.WRONG_OPTIONS
+            )
+        try:
+            tomllib.loads(config.read_text(encoding="utf-8"))
+        except (OSError, ValueError) as error:
+            return _print_error(
+                f"--config: {config} cannot be read: {error}; it is to be TOML, `option = value` "
+                "a line",
+                ExitCode.WRONG_OPTIONS,
             )
         app.config = [cyclopts.config.Toml(config, must_exist=True)]
     result = app(tokens)

@@ -137,3 +137,11 @@ def test_stop_ends_one_daemon_by_name_or_says_which_there_are(monkeypatch, tmp_p
             assert "no daemon n runs" in stop("n")[1].err
             assert stop("m") == (0, ("stopped m\n", ""))
         assert daemon.wait() == -signal.SIGTERM
+
+
+def test_a_file_of_options_that_is_no_toml_is_named(tmp_path, capsys):
+    file = tmp_path / "engine.toml"
+    file.write_text("x = [")
+    typed = ["--config", str(file)]
+    assert cli.app.meta(typed, exit_on_error=False, result_action="return_value") == 2
+    assert f"--config: {file} cannot be read: Invalid value" in capsys.readouterr().err
