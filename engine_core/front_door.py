@@ -66,7 +66,7 @@ def as_typed(arguments: Sequence[str], own_commands: Iterable[str]) -> list[str]
         become("frontend.cli", list(arguments))
     if first in _INSTEAD:
         raise ConfigurationError(f"there is no command {first!r}; {_INSTEAD[first]}")
-    if first not in own_commands:
+    if first not in own_commands or first == "check":
         for option in (each.partition("=")[0] for each in arguments):
             if option in _OPTIONS_INSTEAD:
                 raise ConfigurationError(f"there is no option {option}: {_OPTIONS_INSTEAD[option]}")

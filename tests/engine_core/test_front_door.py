@@ -53,11 +53,11 @@ def test_a_model_may_stand_without_its_option(typed, runs):
     ("option", "instead"),
     [("--swap-space=4", "--host-cache-memory"), ("-ngl", "--device"), ("--seed", "of a request")],
 )
-def test_an_option_of_another_engine_is_answered_with_ours(option, instead):
-    with pytest.raises(
-        ConfigurationError, match=f"no option {option.partition('=')[0]}: .*{instead}"
-    ):
-        as_typed(["smollm2", option], OWN)
+@pytest.mark.parametrize("first", ["smollm2", "check"])
+def test_an_option_of_another_engine_is_answered_with_ours(option, instead, first):
+    said = f"no option {option.partition('=')[0]}: .*{instead}"
+    with pytest.raises(ConfigurationError, match=said):
+        as_typed([first, option], OWN)
 
 
 def test_a_command_of_the_client_is_handed_over_with_all_its_options(executed):
