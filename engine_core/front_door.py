@@ -52,7 +52,7 @@ _OPTIONS_INSTEAD = {
     "--chat-template": "a model's own is used; another is TEMPLATE in `engine-core create NAME`",
     "--seed": "a seed is part of a request; omit it",
 }
-"""Of vLLM, SGLang and llama.cpp: what to do here."""
+"""Options of vLLM, SGLang and llama.cpp, and what to do here instead."""
 
 
 def as_typed(arguments: Sequence[str], own_commands: Iterable[str]) -> list[str]:

@@ -12,6 +12,7 @@ import re
 import shutil
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
@@ -98,14 +99,22 @@ def _navigation(pages: Path) -> str:
     return "\n".join([*lines, *(f"  - {name}" for name in others)]) + "\n"
 
 
-def main() -> int:
+def main(arguments: Sequence[str]) -> int:
+    match arguments:
+        case []:
+            command = ["build", "--strict"]
+        case ["serve"]:
+            command = ["serve"]
+        case ["--help" | "-h"]:
+            print(__doc__)
+            return 0
+        case _:
+            print(__doc__, file=sys.stderr)
+            return 2
     write_sources()
-    tool = [sys.executable, "-m", "zensical"]
     configuration = ["-f", str(BUILD / "mkdocs.yml")]
-    if sys.argv[1:] == ["serve"]:
-        return subprocess.call([*tool, "serve", *configuration])
-    return subprocess.call([*tool, "build", "--strict", *configuration])
+    return subprocess.call([sys.executable, "-m", "zensical", *command, *configuration])
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(main(sys.argv[1:]))

@@ -348,8 +348,7 @@ def _load_dummy(
             "models; omit one of them"
         )
     logger.warning("the weights of %s are random: its answers mean nothing", files.name)
-    assert options.model_config is not None, "EngineOptions.check was not called"
-    quantised = ConfigOnly(options.model_config).random_layers
+    quantised = files.random_layers if isinstance(files, ConfigOnly) else None
     try:
         return load_dummy_model(
             files.config,

@@ -159,7 +159,7 @@ def _what_and_path(error: Exception) -> tuple[str, str]:
 
 def _given(body: bytes, path: str) -> str:
     """The number, text or other single value that stands there in a body that is not large."""
-    if not path or len(body) >= _LARGE_BYTES:
+    if not (path and body) or len(body) >= _LARGE_BYTES:
         return ""
     value = msgspec.json.decode(body)
     try:
@@ -171,7 +171,8 @@ def _given(body: bytes, path: str) -> str:
 
 
 def refusal(error: Exception, within: str = "", *, body: bytes = b"") -> ApiError:
-    """What a value is not that was to be of a type. `within`: where the value stands."""
+    """What a value is not that was to be of a type. `within`: where the value stands. `body`: of
+    the request, to say what was given, where the error's path begins there."""
     what, param = _what_and_path(error)
     if what.startswith("Expected"):
         what += _given(body, param)

@@ -52,8 +52,8 @@ def test_a_batch_ends_in_time(tiny_llama):
         outputs = llm.generate([PROMPT, PROMPT], params(), False, timeout_s=1)
         running, waiting = (output.outputs[0] for output in outputs)
         assert (running.finish_reason, waiting.finish_reason) == ("timeout", "timeout")
-        assert len(running.token_ids) > 5
-        assert len(waiting.token_ids) <= 1  # its time began a moment later
+        # the waiting one's time began a moment later, some steps of which may be its own
+        assert len(waiting.token_ids) < 5 < len(running.token_ids)
 
 
 @pytest.mark.parametrize("timeout_s", [0.5, 6.0])
