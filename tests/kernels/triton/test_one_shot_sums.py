@@ -57,7 +57,7 @@ def run_rank(rank, buffers, num_calls, pipe):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("world", [2, 3])
+@pytest.mark.parametrize("world", [3, pytest.param(2, marks=pytest.mark.extended)])
 def test_every_rank_has_the_same_sum_in_the_order_of_ranks(world):
     fork = multiprocessing.get_context("fork")
     buffers = [
