@@ -18,7 +18,6 @@ from engine_core.distributed.parallel import Parallel
 _Group = Any
 """dist.ProcessGroupGloo or ProcessGroupNCCL; torch's stubs leave out half of their methods."""
 
-MOST_RANKS_IN_ONE_SHOT = 8
 _TWO_PHASE_BYTES = 256 << 10
 """From here on bytes cost more than one more message; less, the other way round."""
 _NUM_THREADS = 1
@@ -189,7 +188,7 @@ class TorchCollectives:
             for other_host, other in places
         ]
         answers = self.all_gather(torch.tensor([all(reached)], device="cuda"))
-        return len(places) <= MOST_RANKS_IN_ONE_SHOT and bool(answers.all())
+        return bool(answers.all())
 
     def share_memory(self, num_bytes: int) -> list[int]:
         """Zeroed memory of so many bytes for each rank of the stage, that all of them reach over

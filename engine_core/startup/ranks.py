@@ -191,12 +191,15 @@ def connected(options: EngineOptions, device: torch.device, start: Start) -> Col
         )
         collectives.barrier()
         if not traits_of(device).is_host and parallel.tp_size > 1:
-            from kernels.triton.one_shot_sums import ONE_SHOT_BYTES, OneShotSums, buffer_bytes
+            from kernels.triton import one_shot_sums
 
-            if ONE_SHOT_BYTES and collectives.all_reach_each_other():
-                bases = collectives.share_memory(buffer_bytes(ONE_SHOT_BYTES))
+            most = one_shot_sums.ONE_SHOT_BYTES
+            is_few = parallel.tp_size <= one_shot_sums.MAX_RANKS
+            if most and is_few and collectives.all_reach_each_other():
+                bases = collectives.share_memory(one_shot_sums.buffer_bytes(most))
+                rank = parallel.tp_rank
                 collectives.sum_in_one_shot(
-                    OneShotSums(bases, parallel.tp_rank, most_bytes=ONE_SHOT_BYTES, device=device)
+                    one_shot_sums.OneShotSums(bases, rank, most_bytes=most, device=device)
                 )
     except (CollectiveError, OSError, RuntimeError) as error:
         reason = str(error).split("\n", 1)[0]
