@@ -1,7 +1,6 @@
 """Rank 0's side: starts workers, takes those that join, talks to them, notices their end."""
 
 import contextlib
-import dataclasses
 import logging
 import os
 import shutil
@@ -14,22 +13,18 @@ from concurrent.futures import Future
 from typing import Self, TypeVar
 
 import zmq
-from zmq.utils.monitor import recv_monitor_message
 
-from engine_core.errors import ConfigurationError, WorkerLost
+from engine_core.errors import WorkerLost
 from engine_core.kv_cache.block_counts import least_sizes
 from engine_core.model_runner.sampled_tokens import SampledTokens
 from engine_core.options.engine import EngineOptions
 from engine_core.scheduler import ModelRunnerOutput, SchedulerOutput
-from engine_core.server.authentication import KeyCheck
 from engine_core.server.keys import KeyFolder
 from engine_core.server.limited_log import LimitedLog
 from engine_core.server.unix_socket import private_umask
 from engine_core.workers.codec import decode_output, encode_options, encode_plan, encode_sampled
 from engine_core.workers.meeting import (
-    HEARTBEAT_MS,
     PLAN,
-    SILENCE_MS,
     code_version,
     host_to_join,
     how_it_ended,
@@ -50,6 +45,8 @@ from engine_core.workers.messages import (
     encode,
     to_rank_0,
 )
+from engine_core.workers.sockets import WorkerSockets
+from engine_core.workers.worker import Worker
 from protocol.codec import understood
 from protocol.errors import MalformedMessage
 from protocol.programs import python_module
@@ -62,26 +59,8 @@ _TICK_S = 0.2
 _STOP_S = 5.0
 _PROBE_S = 10.0
 _SHOWN_S = 1.0
-_LOOK_S = 5.0
-_LAST_WORDS_MS = 200
-"""Milliseconds in which what a process said before its end arrives."""
-
-
-@dataclasses.dataclass(slots=True, eq=False)
-class _Worker:
-    rank: int
-    socket: "zmq.Socket[bytes]"
-    identity: bytes
-    pid: int
-    host: str
-    process: "subprocess.Popen[bytes] | None"
-    answers: "deque[WorkerAnswer]" = dataclasses.field(default_factory=deque)
-    failed_because: str = ""
-    """The reason why its last step failed."""
-
-    def __str__(self) -> str:
-        where = "" if self.process is not None else ", joined"
-        return f"rank {self.rank} (pid {self.pid}{where})"
+_LAST_WORDS_S = 0.2
+"""Seconds in which what a process said before its end arrives."""
 
 
 class WorkerGroup:
@@ -101,21 +80,16 @@ class WorkerGroup:
         """The address at which workers of other machines join."""
         self._num_local = self._parallel.num_workers - 1 - self._parallel.num_joining
         self._keys = keys
-        self._key_check: KeyCheck | None = None
-        self._workers: list[_Worker] = []
+        self._workers: list[Worker] = []
         self._processes: list[subprocess.Popen[bytes]] = []
         self._outputs: deque[StepOutput] = deque()
         self._log = LimitedLog(logger, logging.WARNING, time.monotonic)
         self._failure = ""
         """Why the group cannot go on."""
         self._is_wrong_option = False
-        self._look_until_s = 0.0
-        """Whether all are there, as a connection was lost."""
         self._is_serving = False
         self._resources = contextlib.ExitStack()
-        self._poller = zmq.Poller()
-        self._sockets: list[zmq.Socket[bytes]] = []
-        self._monitors: list[zmq.Socket[bytes]] = []
+        self._sockets = WorkerSockets()
         try:
             self._begin()
         except BaseException:
@@ -127,13 +101,13 @@ class WorkerGroup:
     def _begin(self) -> None:
         self._folder = make_folder()
         self._resources.callback(shutil.rmtree, self._folder, ignore_errors=True)
-        self._context = self._resources.enter_context(zmq.Context())
+        self._resources.callback(self._sockets.close)
         self._rendezvous = f"file://{self._folder}/ranks"
         if self._parallel.workers_bind is not None:
             self._bind_for_others(self._parallel.workers_bind)
         address = f"ipc://{self._folder}/plans"
         with private_umask():
-            self._bind(address)
+            self._sockets.bind(address)
         # not in the terminal's group: Ctrl-C is for rank 0, which drains
         command = [*python_module("engine_core.startup.worker"), address, str(os.getpid())]
         for _ in range(self._num_local):
@@ -143,7 +117,7 @@ class WorkerGroup:
     def _bind_for_others(self, address: str) -> None:
         """Raises ConfigurationError."""
         host = host_to_join(address, has_keys=self._keys is not None)
-        self.address = self._bind(address, self._keys)
+        self.address = self._sockets.bind(address, self._keys)
         self._rendezvous = f"tcp://{host}"
         logger.info(
             "%d of %d workers are to join: engine-core --join %s --model ...%s",
@@ -152,33 +126,6 @@ class WorkerGroup:
             self.address,
             "" if self._keys is None else " --keys FILE",
         )
-
-    def _bind(self, address: str, keys: KeyFolder | None = None) -> str:
-        socket = self._resources.enter_context(self._context.socket(zmq.ROUTER))
-        socket.setsockopt(zmq.ROUTER_MANDATORY, 1)
-        socket.setsockopt(zmq.LINGER, 1_000)
-        socket.setsockopt(zmq.HEARTBEAT_IVL, HEARTBEAT_MS)
-        socket.setsockopt(zmq.HEARTBEAT_TIMEOUT, SILENCE_MS)
-        if "[" in address:
-            socket.setsockopt(zmq.IPV6, 1)
-        if keys is not None:
-            self._key_check = KeyCheck(self._context, socket, keys)
-            self._resources.enter_context(self._key_check.socket)
-            self._poller.register(self._key_check.socket, zmq.POLLIN)
-        monitor = socket.get_monitor_socket(zmq.EVENT_DISCONNECTED)
-        self._resources.callback(socket.disable_monitor)
-        try:
-            socket.bind(address)
-        except zmq.ZMQError as error:
-            raise ConfigurationError(
-                f"workers cannot be reached at {address}: {error}; choose another --workers-bind, "
-                "or a shorter XDG_RUNTIME_DIR"
-            ) from None
-        for each in (socket, monitor):
-            self._poller.register(each, zmq.POLLIN)
-        self._sockets.append(socket)
-        self._monitors.append(monitor)
-        return socket.getsockopt_string(zmq.LAST_ENDPOINT)
 
     def assemble(self, device: str, fingerprint: str) -> Start:
         """Wait until all are there, and let them load the model. Returns what rank 0 is told.
@@ -260,7 +207,7 @@ class WorkerGroup:
     @property
     def wakes(self) -> "list[zmq.Socket[bytes]]":
         """Readable when a worker is lost, or says that it has failed."""
-        return [*self._sockets, *self._monitors]
+        return self._sockets.wakes
 
     @property
     def described(self) -> list[dict[str, int | str]]:
@@ -351,15 +298,17 @@ class WorkerGroup:
         for worker in self._workers:
             self._send(worker, message)
 
-    def _send(self, worker: _Worker, message: FromRank0) -> None:
+    def _send(self, worker: Worker, message: FromRank0) -> None:
         self._send_frames(worker, encode(message))
 
-    def _send_frames(self, worker: _Worker, *frames: bytes) -> None:
+    def _send_frames(self, worker: Worker, *frames: bytes) -> None:
         try:
             worker.socket.send_multipart([worker.identity, *frames], zmq.NOBLOCK)
         except zmq.ZMQError as error:
             is_gone = error.errno == zmq.EHOSTUNREACH
-            self._fail(worker, _how(worker) if is_gone else f"takes no message: {error}")
+            self._fail(
+                worker, worker.how_it_ended(_STOP_S) if is_gone else f"takes no message: {error}"
+            )
             raise WorkerLost(self._failure) from None
 
     def _answers(self, limit_s: float = float("inf")) -> list[WorkerAnswer]:
@@ -374,17 +323,15 @@ class WorkerGroup:
 
     def poll(self, timeout_s: float = 0.0) -> None:
         """Take what has come."""
-        if self._key_check is not None:
-            self._key_check.answer_all()
-        if self._poller.poll(round(timeout_s * 1e3)):
+        if self._sockets.wait(timeout_s):
             self._read()
-        if time.monotonic() < self._look_until_s:
+        if self._sockets.is_one_lost:  # whose it was shows when something is sent
             for worker in self._workers:
                 with contextlib.suppress(WorkerLost):
                     self._send_frames(worker, b"")
         for number, process in enumerate(self._processes, start=1):
             if process.poll() is not None and not self._failure:
-                self._poller.poll(_LAST_WORDS_MS)
+                self._sockets.wait(_LAST_WORDS_S)
                 self._read()
                 if not self._failure:
                     self._failure = (
@@ -392,20 +339,11 @@ class WorkerGroup:
                     )
 
     def _read(self) -> None:
-        for socket in self._sockets:
-            with contextlib.suppress(zmq.Again):
-                while True:
-                    parts = socket.recv_multipart(zmq.NOBLOCK, copy=False)
-                    try:
-                        self._take(socket, parts[0].bytes, parts[-1])
-                    except (MalformedMessage, zmq.ZMQError) as error:  # or it has left again
-                        self._log.log("foreign", f"what came at a worker's address: {error}")
-        for monitor in self._monitors:
-            with contextlib.suppress(zmq.Again):
-                while True:
-                    recv_monitor_message(monitor, zmq.NOBLOCK)
-                    # the socket learns later than its monitor whose connection that was
-                    self._look_until_s = time.monotonic() + _LOOK_S
+        for socket, identity, frame in self._sockets.receive():
+            try:
+                self._take(socket, identity, frame)
+            except (MalformedMessage, zmq.ZMQError) as error:  # or it has left again
+                self._log.log("foreign", f"what came at a worker's address: {error}")
 
     def _take(self, socket: "zmq.Socket[bytes]", identity: bytes, frame: zmq.Frame) -> None:
         message = understood(to_rank_0.decode, frame.buffer, "a worker's message")
@@ -428,14 +366,14 @@ class WorkerGroup:
         self, socket: "zmq.Socket[bytes]", identity: bytes, joins: Joins, frame: zmq.Frame
     ) -> None:
         process = next((each for each in self._processes if each.pid == joins.pid), None)
-        is_local = process is not None and socket is self._sockets[-1]
+        is_local = process is not None and socket is self._sockets.last_bound
         num_joined = sum(worker.process is None for worker in self._workers)
         why = ""
         if joins.version != code_version():
             why = f"it runs engine-core {joins.version}, the engine {code_version()}; update one"
         elif not is_local and num_joined == self._parallel.num_joining:
             why = "the engine has all its workers; raise --num-joining there"
-        elif self._key_check is not None and not is_local and not self._is_admin(frame):
+        elif not is_local and self._sockets.lacks_admins_key(frame):
             why = "its key is no admin's, and a worker sees every request; use an admin's key"
         if why:
             self._log.log("refused", f"a worker (pid {joins.pid}) is not taken: {why}")
@@ -445,28 +383,14 @@ class WorkerGroup:
         if is_local:
             assert process is not None
             rank = 1 + self._processes.index(process)
-        worker = _Worker(
+        worker = Worker(
             rank, socket, identity, joins.pid, joins.host, process if is_local else None
         )
         self._workers.append(worker)
         self._workers.sort(key=lambda each: each.rank)
         logger.info("%s is there", worker)
 
-    def _is_admin(self, frame: zmq.Frame) -> bool:
-        assert self._keys is not None
-        key = self._keys.authorized().get(str(frame.get("User-Id")))
-        return key is not None and key.is_admin
-
-    def _fail(self, worker: _Worker, why: str) -> None:
+    def _fail(self, worker: Worker, why: str) -> None:
         if not self._failure:
             before = f", as its step failed: {worker.failed_because}"
             self._failure = f"{worker} {why}{before if worker.failed_because else ''}"
-
-
-def _how(worker: _Worker) -> str:
-    if worker.process is None:
-        return "is gone, or its network is"
-    try:
-        return how_it_ended(worker.process.wait(_STOP_S))
-    except subprocess.TimeoutExpired:
-        return "has closed its connection"
