@@ -50,7 +50,11 @@ def server_options(arguments):
 
 ALL = ("monitoring.enabled=true", "monitoring.keySecret=m", "autoscaling.enabled=true",
        "networkPolicy.enabled=true", "gpus=2", "servedModelName=chat", "podLabels.team=a",
-       "args={--max-model-len,8192}", "nodeSelector.kind=gpu")  # fmt: skip
+       "args={--max-model-len,8192}", "nodeSelector.kind=gpu", "ingress.enabled=true",
+       "ingress.host=chat.example.org", "ingress.tlsSecret=tls", "extraVolumes[0].name=models",
+       "extraVolumes[0].nfs.server=a", "extraVolumes[0].nfs.path=/b",
+       "extraVolumeMounts[0].name=models", "extraVolumeMounts[0].mountPath=/models",
+       "env[0].name=HF_TOKEN", "env[0].value=t")  # fmt: skip
 
 
 @needs_tools
@@ -86,6 +90,11 @@ def test_helm_and_the_schemas_of_kubernetes_take_the_chart(values, tmp_path):
         (("keys.secret=k", "replicas=-1"), "replicas"),
         (("keys.secret=k", "model="), "model"),
         (("keys.secret=k", "gpus=-1"), "gpus"),
+        (("keys.secret=k", "args={--port,9000}"), "port 8000"),
+        (("keys.secret=k", "args={--ssl-certfile=a.pem}"), "end TLS"),
+        (("keys.secret=k", "ingress.enabled=true"), "ingress.host"),
+        (("keys.secret=k", "env[0].name=A", "env[0].value=1"), "Expected: string"),
+        (("keys.secret=k", r"podLabels.app\.kubernetes\.io/name=x"), "podLabels"),
     ],
 )
 def test_values_that_cannot_serve_are_refused_with_what_to_do(values, words):
@@ -118,6 +127,27 @@ def test_a_pod_of_the_chart_is_a_server_that_ends_in_its_time(drain, tmp_path):
     for probe in ("startupProbe", "readinessProbe", "livenessProbe"):
         assert engine[probe]["timeoutSeconds"] > settings.health_timeout
         assert engine[probe]["httpGet"]["path"] in ("/ready", "/health")
+
+
+@needs_tools
+def test_numbers_of_a_values_file_are_what_they_were(tmp_path):
+    file = tmp_path / "values.yaml"
+    file.write_text('keys: {secret: k}\nargs: ["--max-model-len", 1048576, "--slo-tpot-ms", 0.5]\n')
+    done = run("helm", "template", "chat", CHART, "--values", file)
+    (pods,) = [it for it in yaml.safe_load_all(done.stdout) if it["kind"] == "StatefulSet"]
+    arguments = pods["spec"]["template"]["spec"]["containers"][0]["args"]
+    assert arguments[-4:] == ["--max-model-len", "1048576", "--slo-tpot-ms", "0.5"]
+
+
+@needs_tools
+@pytest.mark.parametrize("cpu", [None, 8])
+def test_threads_follow_the_limit_of_a_pod_else_its_request(cpu):
+    limit = () if cpu is None else (f"resources.limits.cpu={cpu}",)
+    found = rendered("keys.secret=k", *limit)["StatefulSet", "chat-engine-core"]
+    (engine,) = found["spec"]["template"]["spec"]["containers"]
+    threads = {"resourceFieldRef": {"resource": "requests.cpu"}}
+    expected = [{"name": "OMP_NUM_THREADS", "valueFrom": threads}] if cpu is None else []
+    assert engine.get("env", []) == expected
 
 
 @needs_tools

@@ -14,3 +14,8 @@ app.kubernetes.io/version: {{ .Chart.AppVersion | quote }}
 app.kubernetes.io/managed-by: {{ .Release.Service }}
 helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version }}
 {{- end }}
+
+{{- /* A number of a values file is a float: Helm alone would write 1048576 as 1.048576e+06 */ -}}
+{{- define "engine.argument" -}}
+{{- if and (kindIs "float64" .) (eq (floor .) .) }}{{ printf "%.0f" . | quote }}{{ else }}{{ . | quote }}{{ end -}}
+{{- end }}
