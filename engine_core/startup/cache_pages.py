@@ -1,7 +1,6 @@
 """Pages of a KV cache in host memory, asked of the system before prompts write them. A virtual
 machine may wait for its host at each: 0.6 GB/s, where a page that is there is written at 10."""
 
-import contextlib
 import ctypes
 import logging
 import mmap
@@ -29,8 +28,10 @@ _STRIDE_BYTES = 256 << 10
 """Bytes taken at a time: others wait meanwhile for the memory map, 0.4 ms at 0.6 GB/s."""
 _POLL_S = 0.5
 """Seconds between two looks at how many blocks are in use."""
-_NICENESS = 10
-"""Niceness for the first pages: a tenth of a core that others want, too, for a second or two."""
+_FIRST_SHARE, _SHARE = 0.2, 0.05
+"""Of a core, for the first pages, which are soon needed, and for all others. The thread rests
+between, and has no low priority: the end of a process waits for its last thread, which frees the
+memory. Of low priority it would do so minutes later, where others want all cores."""
 _TAKING = threading.Lock()
 """Held while pages are taken, which keeps a cache that others have forgotten."""
 _SET_MEMPOLICY, _INTERLEAVE = {"x86_64": 238, "aarch64": 237}, 3
@@ -56,8 +57,8 @@ def populate_cache(
     *,
     is_spread: bool = False,
 ) -> threading.Thread | None:
-    """Let a thread of low priority take the pages of the first `num_filled() + num_ahead` blocks
-    [B, bytes], a few at a time, until it has all or they are gone. Returns it, or None where the
+    """Let a thread take the pages of the first `num_filled() + num_ahead` blocks [B, bytes], a few
+    at a time with rests between, until it has all or they are gone. Returns it, or None where the
     system cannot.
 
     Args:
@@ -80,8 +81,7 @@ def populate_cache(
 
 
 def end_taking() -> None:
-    """Wait until no thread holds a cache that all others have forgotten: one of low priority may
-    wait long for a core before it lets go."""
+    """Wait until no thread holds a cache that all others have forgotten."""
     with _TAKING:
         pass
 
@@ -99,22 +99,21 @@ def _populate(
     if is_spread and (number := _SET_MEMPOLICY.get(platform.machine())) is not None:
         every_node = ctypes.c_ulong(2**64 - 1)
         library.syscall(number, _INTERLEAVE, ctypes.byref(every_node), 65)
-    os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _NICENESS)
     madvise = library.madvise
     madvise.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
-    num_taken = 0
+    num_taken, share = 0, _FIRST_SHARE
     while num_taken < num_blocks:
         wanted = min(num_blocks, num_filled() + num_ahead)
         if wanted <= num_taken:
-            # the first are soon needed; others can wait until no step wants this core
-            with contextlib.suppress(OSError):  # a sandbox may forbid it
-                os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
+            share = _SHARE
             time.sleep(_POLL_S)
         stop = min(wanted, num_taken + stride)
+        begun_s = time.monotonic()
         with _TAKING:
             if not _take_pages(blocks(), num_taken, stop, madvise):
                 return
         num_taken = max(num_taken, stop)
+        time.sleep((time.monotonic() - begun_s) * (1 / share - 1))
 
 
 def _take_pages(

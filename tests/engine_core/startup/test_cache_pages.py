@@ -2,6 +2,7 @@
 
 import ctypes
 import mmap
+import os
 import platform
 import sys
 import threading
@@ -184,3 +185,18 @@ def test_a_cache_that_is_given_back_ends_the_wait_for_it(monkeypatch):
     del blocks
     thread.join(60)
     assert not thread.is_alive()
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="of Linux")
+def test_the_thread_has_no_low_priority_as_the_end_of_a_process_waits_for_it(monkeypatch):
+    monkeypatch.setattr(cache_pages, "_POLL_S", 0.001)
+    found = []
+
+    def ask():  # in the thread that takes them
+        thread = threading.get_native_id()
+        found.append((os.sched_getscheduler(thread), os.getpriority(os.PRIO_PROCESS, thread)))
+        return len(found)
+
+    cache_pages.populate_cache(blocks := fresh_cache()[:8], 1, ask).join()
+    assert len(blocks) == 8
+    assert {*found} == {(os.SCHED_OTHER, os.getpriority(os.PRIO_PROCESS, 0))}
