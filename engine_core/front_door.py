@@ -23,14 +23,14 @@ CLIENT_COMMANDS = {
 """Those without a text are not in `--help`."""
 
 _INSTEAD = {
-    "ls": "`engine-core list`",
     "start": "`engine-core serve MODEL`",
     "run-batch": "`engine-core batch FILE`",
     "bench": "scripts/load_test.py of the sources measures a server (docs/guides/load_tests.md)",
-    "push": "models are fetched, never sent",
+    **dict.fromkeys(("push", "signin", "signout"), "models are fetched, never sent"),
 }  # fmt: skip
 
-_SAME_AS = {"help": "--help", "version": "--version", "-v": "--version", "-V": "--version"}
+_SAME_AS = {"ls": "list", "help": "--help", "version": "--version", "-v": "--version",
+            "-V": "--version"}  # fmt: skip
 _OPTIONS_INSTEAD = {
     **dict.fromkeys(("--gpu-memory-utilization", "--mem-fraction-static"), "use --memory-fraction"),
     **dict.fromkeys(("--ctx-size", "-c", "--context-length"), "use --max-model-len"),
@@ -51,8 +51,14 @@ _OPTIONS_INSTEAD = {
     "--download-dir": "models are kept below XDG_CACHE_HOME; omit it",
     "--chat-template": "a model's own is used; another is TEMPLATE in `engine-core create NAME`",
     "--seed": "a seed is part of a request; omit it",
-}
-"""Options of vLLM, SGLang and llama.cpp, and what to do here instead."""
+    **dict.fromkeys(("--keepalive", "--keep-alive"), "a daemon stays while its command runs; "
+                    "`engine-client http --model NAME --keep-alive 10m` stops idle ones"),
+    **dict.fromkeys(("--nowordwrap", "--hidethinking"), "omit it"),
+    "--format": "`format` of a request to `engine-client serve` asks for JSON",
+    "--think": "`think` of a request to `engine-client serve` says so",
+    "--verbose": "a chat says its tokens a second; `engine-client complete --chat --json` all",
+}  # fmt: skip
+"""Options of vLLM, SGLang, llama.cpp and Ollama, and what to do here instead."""
 
 
 def as_typed(arguments: Sequence[str], own_commands: Iterable[str]) -> list[str]:
@@ -62,6 +68,8 @@ def as_typed(arguments: Sequence[str], own_commands: Iterable[str]) -> list[str]
     first = next(iter(arguments), "-")
     first = _SAME_AS.get(first, first)
     own_commands = list(own_commands)
+    if list(arguments[:1]) == ["help"] and arguments[1:]:  # `help run`
+        first, arguments = arguments[1], [arguments[1], "--help"]
     if first in CLIENT_COMMANDS:
         become("frontend.cli", list(arguments))
     if first in _INSTEAD:

@@ -180,17 +180,18 @@ def list_models(*, json: Json = False) -> None:
 
 
 @with_one_error
-def rm(name: _Name, /) -> None:
+def rm(name: _Name, /, *more: _Name) -> None:
     """Delete a name of your own, or a fetched model and its packed weights, unless a daemon uses
-    it."""
+    it; also several."""
     from engine_core.model_files.stored import remove_stored_model
 
-    if remove_preset(name):
-        print_line(f"removed {name}; the files of its model stay")
-        return
-    model = remove_stored_model(name)
-    megabytes = (model.num_bytes + model.packed_bytes) / 1e6
-    print_line(f"removed {model.name}: {megabytes:,.0f} MB are free again")
+    for each in (name, *more):
+        if remove_preset(each):
+            print_line(f"removed {each}; the files of its model stay")
+            continue
+        model = remove_stored_model(each)
+        megabytes = (model.num_bytes + model.packed_bytes) / 1e6
+        print_line(f"removed {model.name}: {megabytes:,.0f} MB are free again")
 
 
 def stop(

@@ -122,9 +122,10 @@ def marked_as_used(path: Path) -> Path:
 
 def size_bytes(path: Path) -> int:
     """Bytes of a model's weights; of a GGUF file in parts all of them."""
-    files = _parts(path)
     if path.is_dir():
         files = [file for kind in ("safetensors", "gguf") for file in path.glob(f"*.{kind}")]
+    else:
+        files = _parts(path)
     return sum(file.stat().st_size for file in files)
 
 

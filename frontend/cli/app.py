@@ -23,7 +23,8 @@ from frontend.cli.options import (
 from frontend.errors import EngineClientError
 from protocol.programs import become
 
-_OF_ENGINE_CORE = ("pull", "list", "rm", "create", "show", "cp", "stop", "batch", "keys", "on-ray")
+_OF_ENGINE_CORE = ("pull", "list", "ls", "rm", "create", "show", "cp", "stop", "batch", "keys",
+                   "on-ray")  # fmt: skip
 """Typed here they are `engine-core`'s."""
 
 app = App(

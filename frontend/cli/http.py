@@ -3,7 +3,6 @@
 import asyncio
 import dataclasses
 import functools
-import subprocess
 from collections import Counter
 from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
@@ -12,7 +11,14 @@ from typing import Annotated
 from cyclopts import Parameter
 
 from frontend.async_llm import AsyncLLM
-from frontend.cli.options import DAEMON, EXIT_ADDRESS, DaemonOptions, UsageError, print_fault
+from frontend.cli.options import (
+    DAEMON,
+    EXIT_ADDRESS,
+    DaemonOptions,
+    UsageError,
+    check_engine_options,
+    print_fault,
+)
 from frontend.engine.daemon import ChildDaemon, start_daemons
 from frontend.errors import InvalidInput
 from frontend.fleet.router import RoutingPolicy
@@ -92,11 +98,7 @@ def http(
             f"unknown option {engine_options[0]!r}; options of daemons need a --model NAME "
             "without an address"
         )
-    if engine_options:
-        command = [*started.command, "check", "--model", "NAME", *engine_options]
-        checked = subprocess.run(command, capture_output=True, text=True, check=False)
-        if checked.returncode:
-            raise UsageError(checked.stderr.strip().removeprefix("engine-core: "))
+    check_engine_options(engine_options, started.command)
     if not models:
         names[()] = list(served_model_name or [])
     served = ServedModels(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import subprocess
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -43,6 +44,16 @@ def print_fault(error: BaseException | str) -> None:
     """One line on stderr that names the program."""
     line = " ".join(str(error).split())
     print(f"engine-client: {line}", file=sys.stderr, flush=True)  # noqa: T201
+
+
+def check_engine_options(options: Sequence[str], program: Sequence[str]) -> None:
+    """Ask `program`, an `engine-core`, before anything is fetched or started.
+    Raises UsageError: it refuses them; in its words."""
+    if options:
+        command = [*program, "check", "--model", "NAME", *options]
+        checked = subprocess.run(command, capture_output=True, text=True, check=False)
+        if checked.returncode:
+            raise UsageError(checked.stderr.strip().removeprefix("engine-core: "))
 
 
 def through_preset(llm: AsyncLLM, name: str | None) -> AsyncLLM:

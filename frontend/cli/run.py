@@ -1,7 +1,11 @@
 """`engine-client run`: a conversation with a model, or one answer; with a daemon if none has it."""
 
 import itertools
+import os
+import stat
 import subprocess
+import sys
+import threading
 
 from frontend.cli.chat import chat
 from frontend.cli.chat_model import reached_daemon
@@ -13,17 +17,22 @@ from frontend.cli.options import (
     CompletionOptions,
     DaemonOptions,
     SamplingOptions,
+    UsageError,
+    check_engine_options,
     print_fault,
 )
 from frontend.engine.daemon import ChildDaemon
+from frontend.errors import EngineStartError
 from frontend.event_loop import run as run_on_loop
 from frontend.presets.llm import adapter_options
 from protocol.presets import find_preset, model_of
 from protocol.programs import python_module
 
+_SILENT_S = 2.0
+
 
 def run(
-    model: str,
+    model: str | None = None,
     /,
     *prompt: Passed,
     system: str | None = None,
@@ -34,16 +43,30 @@ def run(
     Args:
         model: A folder, file, known name or hub id, as for `engine-core --model`, or a name of
             your own (`engine-core create`).
-        prompt: Answer this and leave; default: a conversation. Behind it, other options are those
-            of a daemon of its own (`engine-core --help-all`), which ends with this command.
+        prompt: Answer this, behind what a pipe or a file brings on standard input, and leave;
+            default: a conversation. Behind it, other options are those of a daemon of its own
+            (`engine-core --help-all`), which ends with this command.
         system: The system message.
         startup_timeout: Seconds for the daemon to get ready.
 
     Raises:
+        UsageError: no model, or an option that nobody knows.
         EngineStartError, EngineClientError: the daemon did not start, or is lost.
     """
+    if model is None or model.startswith("-"):
+        raise UsageError(
+            "there is no MODEL; give one first, as `run smollm2-135m-instruct`; `engine-core list` "
+            "shows those that are here"
+        )
     words = list(itertools.takewhile(lambda word: not word.startswith("-"), prompt))
     options = prompt[len(words) :]
+    try:
+        check_engine_options(options, python_module("engine_core.cli"))
+    except UsageError as error:
+        hint = "; a prompt stands before the daemon's options" if "Unused" in str(error) else ""
+        raise UsageError(f"{str(error).rstrip('.')}{hint}") from None
+    if piped := _piped_text():
+        words = [piped, *words]
 
     preset = find_preset(model)
     source = model_of(model)
@@ -65,7 +88,31 @@ def run(
     print_fault(f"starting {model}")
     child = ChildDaemon(["--model", source, *adapter_options(source), *options])
     try:
-        run_on_loop(child.ready(startup_timeout))
+        try:
+            run_on_loop(child.ready(startup_timeout))
+        except EngineStartError:
+            if not child.last_line.startswith("engine-core: "):
+                raise
+            print_fault(child.last_line.removeprefix("engine-core: "))  # it says all
+            return EXIT_FAULT
         return talk(child.address)
     finally:
         run_on_loop(child.close())
+
+
+def _piped_text() -> str:
+    """What a pipe, a socket or a file has on standard input, to its end."""
+    try:
+        mode = os.fstat(sys.stdin.fileno()).st_mode
+    except (AttributeError, OSError, ValueError):  # it was closed
+        return ""
+    if stat.S_ISCHR(mode):  # a terminal, or /dev/null
+        return ""
+    text = "reading the prompt from standard input, to its end; </dev/null: it has none"
+    notice = threading.Timer(_SILENT_S, print_fault, (text,))
+    notice.daemon = True
+    notice.start()
+    try:
+        return sys.stdin.read().strip()
+    finally:
+        notice.cancel()

@@ -42,6 +42,8 @@ def executed(monkeypatch):
         (["--help"], ["--help"]),
         (["help"], ["--help"]),
         (["-v"], ["--version"]),
+        (["ls"], ["list"]),
+        (["help", "rm"], ["rm", "--help"]),
         ([], []),
     ],
 )
@@ -51,7 +53,7 @@ def test_a_model_may_stand_without_its_option(typed, runs):
 
 @pytest.mark.parametrize(
     ("option", "instead"),
-    [("--swap-space=4", "--host-cache-memory"), ("-ngl", "--device"), ("--seed", "of a request")],
+    [("--swap-space=4", "--host-cache-memory"), ("-ngl", "--device"), ("--verbose", "complete")],
 )
 @pytest.mark.parametrize("first", ["smollm2", "check"])
 def test_an_option_of_another_engine_is_answered_with_ours(option, instead, first):
@@ -66,6 +68,9 @@ def test_a_command_of_the_client_is_handed_over_with_all_its_options(executed):
         as_typed(typed, OWN)
     assert seen.value.args[0] == ["frontend.cli", *typed]
     with pytest.raises(Executed) as seen:
+        as_typed(["help", "run"], OWN)
+    assert seen.value.args[0] == ["frontend.cli", "run", "--help"]
+    with pytest.raises(Executed) as seen:
         run_command_line(["pull", "smollm2"])
     assert seen.value.args[0] == ["engine_core.cli", "pull", "smollm2"]
 
@@ -79,7 +84,7 @@ def test_the_door_knows_every_command_of_the_client():
 @pytest.mark.parametrize(
     ("typed", "advice"),
     [
-        ("ls", "engine-core list"),
+        ("signin", "never sent"),
         ("bench", "load_test.py"),
         ("pul", "did you mean 'pull'"),
         ("sevre", "did you mean 'serve'"),
@@ -90,9 +95,10 @@ def test_a_word_that_is_no_command_is_answered_with_the_right_one(typed, advice)
         as_typed([typed, "x"], OWN)
 
 
-def test_serve_without_a_model_says_what_to_type(capsys):
-    assert run_command_line(["serve"]) == 2
-    assert "serve smollm2-135m-instruct" in capsys.readouterr().err
+@pytest.mark.parametrize("command", ["serve", "run"])
+def test_without_a_model_it_is_said_what_to_type(command, capsys):
+    assert run_command_line([command]) == 2
+    assert f"{command} smollm2-135m-instruct" in capsys.readouterr().err
 
 
 def test_a_folder_of_the_users_hides_no_package_of_ours(monkeypatch, tmp_path):

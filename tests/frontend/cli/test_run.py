@@ -2,6 +2,7 @@
 
 import os
 
+import pytest
 from fake_model import TOKENIZER, saying
 
 from frontend.cli.app import run_command_line
@@ -36,6 +37,28 @@ def test_a_preset_is_answered_by_the_daemon_of_its_model(
     assert TOKENIZER.decode(request.prompt_token_ids) == "system:S;user:Hi;"
     params = request.sampling_params
     assert (params.top_k, params.max_tokens, params.temperature) == (3, 9, 0.5)
+
+
+@pytest.mark.parametrize("question", [[], ["Which", "language?"]])
+def test_what_is_piped_stands_before_the_question_and_is_one_prompt(
+    start_engine, address, capsys, monkeypatch, tmp_path, question
+):
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
+    engine = start_engine(next_token=saying("ok", then_eos=True))
+    (tmp_path / "code").write_text("def f(x):\n  return x\n")
+    daemon = RunningDaemon(pid=os.getpid(), model="T", asked="tiny", address=address, files="")
+    with listed(daemon), (tmp_path / "code").open() as piped:
+        monkeypatch.setattr("sys.stdin", piped)
+        assert run_command_line(["run", "tiny", *question]) == 0
+    assert capsys.readouterr().out == "ok\n"
+    (request,) = engine.requests
+    prompt = " ".join(["def f(x):\n  return x", *question])
+    assert TOKENIZER.decode(request.prompt_token_ids) == f"user:{prompt};"
+
+
+def test_an_option_that_nobody_knows_is_said_before_anything_is_fetched(capfd):
+    assert run_command_line(["run", "no-such-model", "--num-threads", "2", "Hi"]) == 2
+    assert "a prompt stands before the daemon's options" in capfd.readouterr().err
 
 
 def test_where_none_has_it_and_it_cannot_be_fetched_it_is_said(capfd, monkeypatch, tmp_path):
