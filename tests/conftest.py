@@ -1,12 +1,9 @@
 """What all tests share: no network, few threads, Ctrl-C as at a terminal, kernels interpreted."""
 
-import functools
-import inspect
 import os
 import signal
 import sys
 from pathlib import Path
-from types import ModuleType
 
 import pytest
 from hypothesis import settings
@@ -50,24 +47,12 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
-@functools.cache
-def _look_for_builtins_once(interpreter: ModuleType) -> None:
-    """At each call of a kernel or of a function in it, Triton's interpreter looks through all names
-    of its language for those that it replaces: a fifth of a test's time. They stay the same."""
-    is_builtin = sys.modules["triton.language.core"].is_builtin
-    members = functools.cache(lambda package: inspect.getmembers(package, is_builtin))
-
-    def patch(package: object, builder: object, scope: object) -> None:
-        for name, member in members(package):
-            interpreter._patch_attr(package, name, member, builder, scope)
-
-    interpreter._patch_builtin = patch
-
-
 def pytest_runtest_setup() -> None:
     interpreter = sys.modules.get("triton.runtime.interpreter")
-    if interpreter is not None and hasattr(interpreter, "_patch_builtin"):
-        _look_for_builtins_once(interpreter)
+    if interpreter is not None and hasattr(interpreter, "InterpretedFunction"):
+        from tests.quick_interpreter import make_quick
+
+        make_quick(interpreter)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
