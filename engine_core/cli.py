@@ -187,6 +187,10 @@ app.command(
 )
 for _name, _text in CLIENT_COMMANDS.items():  # for --help: `as_typed` hands them over
     app.command(App(name=_name, help=_text, show=bool(_text)))
+app.command("frontend.simulator.command:plan", name="plan", help="Say how many engines a load "
+            "needs within SLOs.", default_parameter=Parameter(show=None))  # fmt: skip
+app.command("frontend.simulator.command:app", name="simulate", help="Run the scheduler and cache "
+            "that serve in virtual time; replay, fit and validate step traces.")  # fmt: skip
 app.command("frontend.cluster.batch_command:batch", name="batch", help="Answer a JSONL file of "
             "requests; run again after an interruption, it goes on.")  # fmt: skip
 

@@ -11,6 +11,8 @@ from protocol.programs import become
 CLIENT_COMMANDS = {
     "serve": "Start a daemon and serve MODEL over HTTP: the APIs of OpenAI, Anthropic and Ollama.",
     "run": "Talk with MODEL; its daemon is started if none runs.",
+    "bench": "Measure a daemon, or any server with OpenAI's or Ollama's API, under load.",
+    "compare": "Compare two results of `bench --json`.",
     "chat": "Talk with the daemon that runs.",
     "complete": "Complete a prompt, once.",
     "embed": "Print a vector for each text, as lines of JSON.",
@@ -25,7 +27,6 @@ CLIENT_COMMANDS = {
 _INSTEAD = {
     "start": "`engine-core serve MODEL`",
     "run-batch": "`engine-core batch FILE`",
-    "bench": "scripts/load_test.py of the sources measures a server (docs/guides/load_tests.md)",
     **dict.fromkeys(("push", "signin", "signout"), "models are fetched, never sent"),
 }  # fmt: skip
 

@@ -37,9 +37,12 @@ def _run(program: str, module: str) -> None:
         except ImportError as error:
             # the library of command lines has its own error around Python's
             gone = error.__cause__ if isinstance(error.__cause__, ImportError) else error
-            if str(gone.name).partition(".")[0] not in _OURS:
+            if gone.name == "numpy":
+                wrong = f"this needs NumPy; to get it, type: {_command(_source('[bench]'))}"
+            elif str(gone.name).partition(".")[0] not in _OURS:
                 raise
-            wrong = files_are_gone(str(gone.name))
+            else:
+                wrong = files_are_gone(str(gone.name))
     if wrong is not None:
         print(f"{program}: {wrong}", file=sys.stderr)  # noqa: T201
         sys.exit(_START_FAILED)

@@ -1,13 +1,11 @@
 """The command line of a script: how its application is made, its errors and exit codes."""
 
 import re
-import signal
 import sys
-from collections.abc import Iterable
-from typing import Any
 
-from cyclopts import App, CycloptsError, Parameter
-from cyclopts.validators import Number
+from cyclopts import App, CycloptsError
+
+from frontend.load.interrupt import interrupted_by_sigterm
 
 
 def make_app(name: str, help_text: str) -> App:
@@ -28,22 +26,6 @@ def make_app(name: str, help_text: str) -> App:
     )
 
 
-def option(text: str, **limits: float) -> Parameter:
-    """A number's help, and its limits."""
-    return Parameter(help=text, validator=Number(**limits))
-
-
-def refuse_without_effect(options: Any, names: Iterable[str], reason: str) -> None:
-    """Raises ValueError: one of these was given. `options`: a dataclass with defaults."""
-    for name in names:
-        value = getattr(options, name)
-        if value != getattr(type(options), name):
-            option_name = f"--{name.replace('_', '-')}"
-            raise ValueError(
-                f"{option_name} is {value} and does nothing, as {reason}; leave it out"
-            )
-
-
 def run_app(
     app: App,
     arguments: list[str],
@@ -54,9 +36,9 @@ def run_app(
     """Run one command line. The exit code is the command's; 2 after wrong options and errors in
     `refused`, 1 after those in `failed` (each is one line on stderr), 130 after Ctrl-C or SIGTERM,
     which ends the processes that were started."""
-    signal.signal(signal.SIGTERM, _stop)
     try:
-        return int(app(arguments, exit_on_error=False, print_error=False) or 0)
+        with interrupted_by_sigterm():
+            return int(app(arguments, exit_on_error=False, print_error=False) or 0)
     except (CycloptsError, *refused) as error:
         code, text = 2, str(error)
     except (*failed,) as error:
@@ -65,8 +47,3 @@ def run_app(
         return 130
     print(f"{app.name[0]}: {' '.join(text.split())}", file=sys.stderr)
     return code
-
-
-def _stop(number: int, _frame: object) -> None:
-    signal.signal(number, signal.SIG_IGN)  # a second one must not cut the cleaning up short
-    raise KeyboardInterrupt

@@ -28,6 +28,7 @@ from cyclopts import Parameter
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
+from frontend.load.report import describe_run, log, write_document
 from scripts.command_line import make_app, run_app
 from scripts.comparison.engines import Conditions, Engine, parse_engine, parse_peer, parse_server
 from scripts.comparison.rounds import (
@@ -43,7 +44,6 @@ from scripts.comparison.workloads import (
     make_rounds,
     make_warm_up,
 )
-from scripts.load.report import describe_run, log, write_document
 
 _TIMEOUT_S = 900.0
 app = make_app("compare_engines", __doc__)

@@ -14,8 +14,8 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from engine_core.model_files import ModelFiles, ModelFilesError, open_model_files
+from frontend.load.report import log
 from scripts.command_line import make_app, run_app
-from scripts.load.report import log
 
 app = make_app("export_model", __doc__)
 

@@ -21,8 +21,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from engine_core.errors import StartupError
 from engine_core.model_files import ModelFilesError
+from frontend.load.report import describe_run, write_document
 from scripts.command_line import make_app, run_app
-from scripts.load.report import describe_run, write_document
 from scripts.quality import QualityOptions
 
 app = make_app("measure_quality", __doc__)

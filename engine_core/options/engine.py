@@ -142,7 +142,7 @@ class EngineOptions:
     log_format: LogFormat = "text"
     """Lines of the log: text, or an object of JSON each."""
     trace: Path | None = None
-    """Write every arrival, step and time to this file, for scripts/simulate.py; .gz packs
+    """Write every arrival, step and time to this file, for `engine-core simulate`; .gz packs
     it."""
     exit_on_stdin_eof: Annotated[bool, FLAG] = False
     """Stop when standard input closes: for a parent that may die."""

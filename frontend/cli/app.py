@@ -24,7 +24,7 @@ from frontend.errors import EngineClientError
 from protocol.programs import become
 
 _OF_ENGINE_CORE = ("pull", "list", "ls", "rm", "create", "show", "cp", "stop", "batch", "keys",
-                   "on-ray")  # fmt: skip
+                   "on-ray", "plan", "simulate")  # fmt: skip
 """Typed here they are `engine-core`'s."""
 
 app = App(
@@ -55,6 +55,10 @@ for path, text in {
 }.items():
     name = path.partition(":")[2].replace("_", "-")
     app.command(f"frontend.cli.{path}", name=name, help=text)
+app.command("frontend.load.command:bench", name="bench", help="Measure a daemon, or any server "
+            "with OpenAI's or Ollama's API, under load.")  # fmt: skip
+app.command("frontend.load.command:compare", name="compare", help="Compare two results of `bench "
+            "--json`: ratios with 95 % confidence intervals.")  # fmt: skip
 
 
 @app.command
@@ -85,7 +89,12 @@ def run_command_line(arguments: Sequence[str]) -> int:
     # the fault's own line says what the library logs about a lost engine
     logging.getLogger("frontend").addHandler(logging.NullHandler())
     try:
-        result = app(_with_command_first(arguments), exit_on_error=False, print_error=False)
+        typed = _with_command_first(arguments)
+        if typed[:1] == ["bench"]:
+            from frontend.cli.other_benchmarks import as_typed
+
+            typed[1:] = as_typed(typed[1:])
+        result = app(typed, exit_on_error=False, print_error=False)
         sys.stdout.flush()
     except (cyclopts.CycloptsError, UsageError) as error:
         print_fault(error)

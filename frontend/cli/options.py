@@ -6,12 +6,13 @@ import dataclasses
 import json
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 from cyclopts import Parameter
+from cyclopts.validators import Number
 
 from frontend.errors import InvalidInput
 from protocol.addresses import default_address
@@ -38,6 +39,22 @@ Json = Annotated[Flag, Parameter(help="Print one JSON document.")]
 
 class UsageError(ValueError):
     """Options that contradict each other, or values outside their limits."""
+
+
+def option(text: str, **limits: float) -> Parameter:
+    """A number's help, and its limits, which cyclopts checks."""
+    return Parameter(help=text, validator=Number(**limits))
+
+
+def refuse_without_effect(options: Any, names: Iterable[str], reason: str) -> None:
+    """Raises UsageError: one of these was given. `options`: a dataclass with defaults."""
+    for name in names:
+        value = getattr(options, name)
+        if value != getattr(type(options), name):
+            option_name = f"--{name.replace('_', '-')}"
+            raise UsageError(
+                f"{option_name} is {value} and does nothing, as {reason}; leave it out"
+            )
 
 
 def print_fault(error: BaseException | str) -> None:

@@ -12,9 +12,9 @@ from typing import Annotated, Any
 from cyclopts import Parameter
 
 from frontend import AsyncLLM, SamplingParams
-from scripts.command_line import option
+from frontend.cli.options import option
+from frontend.load.report import describe_run, log, write_document
 from scripts.comparison.processes import EngineProcess
-from scripts.load.report import describe_run, log, write_document
 
 Json = Annotated[Path | None, Parameter(help="Write the document here too.")]
 Model = Annotated[str, Parameter(help="A known model, a file or a folder.")]

@@ -12,8 +12,8 @@ from safetensors.torch import save_file
 
 from engine_core.model_files import ModelFiles, open_model_files
 from frontend import LLM, LoRARequest, SamplingParams, TokensPrompt
+from frontend.load.report import log
 from scripts.benchmarks import DEFAULT_MODEL, Json, Model, Repeat, report, running_daemon
-from scripts.load.report import log
 
 _ROWS, _PROMPT, _OUTPUT = 16, 32, 64
 

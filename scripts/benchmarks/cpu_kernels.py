@@ -9,6 +9,7 @@ import numpy as np
 import torch
 from cyclopts import Parameter
 
+from frontend.load.report import log
 from kernels.cpu.library import ISA_NAMES, NativeLibrary, load_library
 from kernels.cpu.linear import NativeLinear
 from kernels.cpu.weights import (
@@ -23,7 +24,6 @@ from kernels.cpu.weights import (
 from kernels.interface.weights import QuantisedTensor
 from kernels.torch import linear as torch_linear
 from scripts.benchmarks import Json, Rows, report
-from scripts.load.report import log
 
 SHAPES = {
     "qkv": (960, 576),

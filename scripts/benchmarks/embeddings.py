@@ -14,6 +14,7 @@ from typing import Annotated, Any
 from cyclopts import Parameter
 
 from frontend import LLM, PoolingParams
+from frontend.load.report import log
 from scripts.benchmarks import (
     START_TIMEOUT_S,
     Json,
@@ -23,7 +24,6 @@ from scripts.benchmarks import (
     running_daemon,
 )
 from scripts.comparison.processes import EngineProcess, environment_for
-from scripts.load.report import log
 
 _PEER = Path(__file__).with_name("embedding_peer.py")
 _CUT = PoolingParams(truncate_prompt_tokens=-1)

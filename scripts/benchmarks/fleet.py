@@ -14,6 +14,17 @@ import numpy as np
 from cyclopts import Parameter
 
 from frontend import AsyncLLM, run
+from frontend.cli.options import option
+from frontend.load.clients import OpenLoop, run_clients
+from frontend.load.http_streams import Server
+from frontend.load.records import span_s
+from frontend.load.workload import Arrivals, DatasetOptions, Workload
+from frontend.simulator.engine import SimulatedEngine
+from frontend.simulator.fleet import Fleet, make_router
+from frontend.simulator.metrics import RequestMetrics
+from frontend.simulator.replay import TracedRequest
+from frontend.simulator.step_times import NoisyModel
+from frontend.simulator.step_trace import StepTrace, fit_step_trace
 from scripts.benchmarks import (
     DEFAULT_MODEL,
     START_TIMEOUT_S,
@@ -22,18 +33,7 @@ from scripts.benchmarks import (
     plain_environment,
     report,
 )
-from scripts.command_line import option
 from scripts.comparison.processes import EngineProcess
-from scripts.load.clients import OpenLoop, run_clients
-from scripts.load.http_streams import Server
-from scripts.load.records import span_s
-from scripts.load.workload import Arrivals, DatasetOptions, Workload
-from scripts.simulator.engine import SimulatedEngine
-from scripts.simulator.fleet import Fleet, make_router
-from scripts.simulator.metrics import RequestMetrics
-from scripts.simulator.replay import TracedRequest
-from scripts.simulator.step_times import NoisyModel
-from scripts.simulator.step_trace import StepTrace, fit_step_trace
 
 _UNITS = range(1000, 40_000)
 """Token ids of prompts."""

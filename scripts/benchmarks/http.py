@@ -10,8 +10,13 @@ import time
 from pathlib import Path
 from typing import Annotated, Any
 
+from frontend.cli.options import option
 from frontend.event_loop import Clock, run
 from frontend.input_processor import InputProcessor
+from frontend.load.clients import OpenLoop, run_clients
+from frontend.load.http_streams import ENDPOINTS, Server
+from frontend.load.records import span_s
+from frontend.load.requests import PlannedRequest
 from frontend.output_processor import OutputProcessor
 from frontend.outputs import RequestOutput
 from frontend.request_state import RequestState
@@ -21,12 +26,7 @@ from protocol.codec import decode_engine_message, encode
 from protocol.outputs import EngineCoreOutputs
 from scripts.benchmarks import START_TIMEOUT_S, Json, Repeat, cpu_seconds, report
 from scripts.benchmarks import fake_engine as engine
-from scripts.command_line import option
 from scripts.comparison.processes import EngineProcess
-from scripts.load.clients import OpenLoop, run_clients
-from scripts.load.http_streams import ENDPOINTS, Server
-from scripts.load.records import span_s
-from scripts.load.requests import PlannedRequest
 
 _ENGINE = Path(engine.__file__)
 _STEP_S = 0.0256

@@ -13,10 +13,10 @@ from typing import Annotated, Any, Literal
 from cyclopts import Parameter
 
 from frontend import LLM, RequestOutput, SamplingParams
+from frontend.load.report import log
 from scripts.benchmarks import Json, Repeat, Rows, report, running_daemon
 from scripts.benchmarks.hybrid_files import SHAPES, write_hybrid
 from scripts.comparison.processes import peak_memory_bytes
-from scripts.load.report import log
 
 Rounds = dict[str, list[dict[str, float]]]
 """Figures by engine, a dict for each round."""

@@ -16,7 +16,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 from engine_core.cli import main
 from engine_core.executor import InProcessExecutor, StepRunner
 from engine_core.scheduler import ModelRunnerOutput, SchedulerOutput
-from scripts.simulator.step_times import work_of
+from frontend.simulator.step_times import work_of
 
 _TOKEN_ID = 300
 

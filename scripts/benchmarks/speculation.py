@@ -8,6 +8,7 @@ from typing import Annotated, Literal
 from cyclopts import Parameter
 
 from frontend import LLM, RequestOutput, SamplingParams
+from frontend.load.report import log
 from scripts.benchmarks import (
     DEFAULT_MODEL,
     Json,
@@ -19,7 +20,6 @@ from scripts.benchmarks import (
     running_daemon,
 )
 from scripts.benchmarks.speculation_prompts import chat_prompts, copy_prompts
-from scripts.load.report import log
 
 _WEIGHTS = {"float32": ("--dtype", "float32"), "q4": ("--quantization", "int4")}
 _MOST_TOKENS = {"copy": 224, "chat": 96}

@@ -6,6 +6,7 @@ from typing import Annotated
 from cyclopts import Parameter
 
 from frontend import LLM, SamplingParams
+from frontend.load.report import log
 from frontend.sampling_params import StructuredOutputsParams
 from scripts.benchmarks import (
     DEFAULT_MODEL,
@@ -16,7 +17,6 @@ from scripts.benchmarks import (
     report,
     running_daemon,
 )
-from scripts.load.report import log
 
 _MANY_TEXTS = {"type": "array", "items": {"type": "string"}, "minItems": 2000}
 """No answer is over before `tokens`."""

@@ -13,12 +13,12 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
+from frontend.load.clients import ClientsFailed, Daemon, OpenLoop, Target, run_clients
+from frontend.load.http_streams import Server, ServerError
+from frontend.load.records import RequestRecord
 from scripts.comparison import peers
 from scripts.comparison.processes import EngineFailed, EngineProcess, environment_for
 from scripts.comparison.workloads import Workload
-from scripts.load.clients import ClientsFailed, Daemon, OpenLoop, Target, run_clients
-from scripts.load.http_streams import Server, ServerError
-from scripts.load.records import RequestRecord
 
 _PORT = "{port}"
 _SET_BY_US = ("--bind", "--num-threads")

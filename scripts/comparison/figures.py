@@ -5,8 +5,8 @@ A figure that was not measured is absent, never zero."""
 import statistics
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
+from frontend.load.records import RequestRecord, summarise
 from scripts.comparison.workloads import Workload
-from scripts.load.records import RequestRecord, summarise
 
 Figures = dict[str, float]
 LOWER_IS_BETTER = ("ttft_", "itl_", "launch_", "peak_", "duration_")

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import islice
 
-from scripts.load.requests import PlannedRequest
+from frontend.load.requests import PlannedRequest
 
 _BATCH, _BATCH_PROMPT, _BATCH_OUTPUT = 64, (32, 512), 64
 _SINGLE_PROMPT, _SINGLE_OUTPUT = 64, 128
@@ -116,7 +116,7 @@ def _arrivals(name: str, rate: str, seed: int) -> tuple[float, ...]:
     # numpy is not for the client processes, which import this file
     import numpy as np
 
-    from scripts.traces.arrivals import poisson
+    from frontend.load.traces.arrivals import poisson
 
     try:
         arrivals = poisson(float(rate), np.random.default_rng(seed))

@@ -10,9 +10,9 @@ from typing import Any
 import numpy as np
 
 from frontend import RequestOutputKind
+from frontend.load.traces.arrivals import poisson
 from protocol.calls import STEP_TOKENS_BOUNDS
 from scripts.gpu.timing import TimingGroup
-from scripts.traces.arrivals import poisson
 from tests.gpu.daemon_run import ClientRequest, ClientResult, DaemonRun, is_wrong
 from tests.gpu.model_shapes import PUBLISHED, Shape
 

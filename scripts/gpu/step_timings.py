@@ -21,11 +21,11 @@ from engine_core.model_runner.gpu.graphs import GraphKey
 from engine_core.model_runner.gpu.step_buckets import StepBucket
 from engine_core.models.loading import load_dummy_model
 from engine_core.scheduler import SchedulerOutput
+from frontend.simulator.step_times import ModelShape, attention_pairs
 from kernels.interface.device_steps import SamplingMode
 from kernels.triton.linear import fp8
 from protocol.sampling import SamplingParams
 from scripts.gpu.timing import TimingGroup, Work
-from scripts.simulator.step_times import ModelShape, attention_pairs
 from tests.engine_core.model_runner.plans import Plans
 from tests.gpu.checks import fp8_linear, quantised_linear
 from tests.gpu.checks.whole_models import FLOAT32_ERROR, HALF_RATIO, check, check_published

@@ -20,12 +20,12 @@ from engine_core.options.engine import EngineOptions
 from engine_core.startup.device import choose_device
 from engine_core.startup.model import load_any_model
 from engine_core.startup.resolve import plan_runner
+from frontend.load.report import log
 from kernels.cpu.linear import PackedParts
 from kernels.cpu.weights import PackedLinear
 from kernels.interface.operations import Operations
 from kernels.interface.weights import LinearWeight
 from scripts.comparison.text import english_text, prefix_of, tokens_of
-from scripts.load.report import log
 from scripts.quality import QualityOptions
 
 _DEFAULT_FORMATS = ("int8:1=--quantization int8", "int4:5=--quantization int4")

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from scripts.load.records import distribution
+from frontend.load.records import distribution
 
 _NEAR_S = 10.0
 

@@ -14,9 +14,9 @@ from safetensors.torch import load_file, save_file
 
 from frontend import LLM, AsyncLLM, SamplingParams
 from frontend.errors import CallRefused, EngineDied, InvalidInput
+from frontend.simulator.replay import verify
+from frontend.simulator.step_trace import StepTrace
 from protocol.errors import ErrorCode
-from scripts.simulator.replay import verify
-from scripts.simulator.step_trace import StepTrace
 
 pytestmark = pytest.mark.slow
 

@@ -85,7 +85,6 @@ def test_the_door_knows_every_command_of_the_client():
     ("typed", "advice"),
     [
         ("signin", "never sent"),
-        ("bench", "load_test.py"),
         ("pul", "did you mean 'pull'"),
         ("sevre", "did you mean 'serve'"),
     ],

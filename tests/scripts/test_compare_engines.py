@@ -10,6 +10,10 @@ from pathlib import Path
 import pytest
 from fake_engine import FakeEngine
 
+from frontend.load.clients import ClientsFailed, Daemon, OpenLoop, run_clients
+from frontend.load.http_streams import Server
+from frontend.load.records import RequestRecord
+from frontend.load.requests import PlannedRequest
 from scripts import compare_engines
 from scripts.compare_engines import main
 from scripts.comparison import peers
@@ -29,10 +33,6 @@ from scripts.comparison.rounds import (
     summarise_rounds,
 )
 from scripts.comparison.workloads import Workload
-from scripts.load.clients import ClientsFailed, Daemon, OpenLoop, run_clients
-from scripts.load.http_streams import Server
-from scripts.load.records import RequestRecord
-from scripts.load.requests import PlannedRequest
 
 pytestmark = pytest.mark.slow
 

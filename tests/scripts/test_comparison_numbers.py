@@ -2,6 +2,8 @@
 
 import pytest
 
+from frontend.load.records import RequestRecord
+from frontend.load.requests import PlannedRequest
 from scripts.comparison.figures import Incomplete, figures_of, medians, ratios
 from scripts.comparison.workloads import (
     Workload,
@@ -9,8 +11,6 @@ from scripts.comparison.workloads import (
     make_rounds,
     make_warm_up,
 )
-from scripts.load.records import RequestRecord
-from scripts.load.requests import PlannedRequest
 
 TEXT = range(50_000)
 ALL = ("W1", "W2", "W3@2", "W4", "prefill", "prefill@8000")

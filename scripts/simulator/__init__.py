@@ -1,8 +1,0 @@
-"""The simulator: the production scheduler and cache in virtual time, with a trace instead of
-clients and step times instead of a model runner. `scripts/simulate.py` runs it. Reads no clock."""
-
-
-class SimulationError(Exception):
-    """The simulation cannot be done as asked; the text names value, limit and next action. Any
-    function of this package may raise it: for an option or argument outside its limits, a file that
-    cannot be read, a bad row in a trace, or a run that does not end."""
