@@ -148,6 +148,7 @@ def _format(
         constrained = StructuredOutputsParams(
             json=asked.format if is_schema else None,
             json_object=None if is_schema else True,
+            disable_additional_properties=is_schema,  # Ollama's grammars have none
             field="format",
         )
     if isinstance(asked, bodies.ChatRequest):

@@ -46,6 +46,7 @@ export class Answers {
         for (const call of message.calls) if (!call.state) await this.tools.run(conversation, call, key, signal, tell);
         message = null;
       }
+      if (message.finish !== "ended") result = ["The answer is not complete.", false];
     } catch (error) {
       if (message.response) forget(message.response, key);
       delete message.response;

@@ -65,9 +65,10 @@ async function* events(response) {
   }
 }
 
-// Answers go on when the page is left: the server keeps their events until `forget`.
+// Answers go on when the page is left, for five minutes at least: the server keeps their events until `forget`.
 export async function* respond(body, key) {
-  yield* parts(await post("v1/responses", { ...body, background: true, stream: true }, key));
+  const kept = { background: true, stream: true, background_options: { unread_timeout: 300 } };
+  yield* parts(await post("v1/responses", { ...body, ...kept }, key));
 }
 
 export async function* resume({ id, number }, key) {

@@ -20,8 +20,11 @@ const EXAMPLES = [
 ];
 const SHOWN_MS = 4000;
 const store = new Store(
-  (conversation) => conversation === current || answers.status(conversation) !== undefined,
-  () => list.show(),
+  (conversation) => answers.status(conversation) !== undefined,
+  (conversation) => {
+    list.show();
+    if (conversation === current) showMessages();
+  },
 );
 let current = null;
 let editing = null; // the question that the next message is another version of
@@ -187,6 +190,8 @@ function submit(event) {
 
 function ask(text) {
   if (!settings.areValid() || (!text && !attached.all.length)) return;
+  const unfinished = current.messages.find(({ response }) => response);
+  if (unfinished) return answer(current, unfinished); // which another tab has begun
   const message = { role: "user", content: text, ...attached.take() };
   if (!current.messages.length) current.title = text.slice(0, 60) || message.files?.[0].name || "A picture";
   append(current, message, editing?.parent);

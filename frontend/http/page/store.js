@@ -32,7 +32,7 @@ function readSettings() {
 }
 
 export class Store {
-  // What another tab writes is taken, unless `isKept(conversation)`; then `show()` is called.
+  // What another tab writes is taken, unless `isKept(conversation)`; then `show(conversation)` is called.
   constructor(isKept, show) {
     this.all = readAll().sort((one, other) => other.created - one.created);
     this.written = new Map(this.all.map((each) => [each.id, JSON.stringify(each)]));
@@ -50,10 +50,10 @@ export class Store {
   take(read, isKept, show) {
     const known = this.all.find(({ id }) => id === read.id);
     if (known && isKept(known)) return;
-    this.written.set(read.id, JSON.stringify(read));
-    if (known) Object.assign(known, read);
-    else this.all.unshift(read);
-    show();
+    const taken = known ? Object.assign(known, read) : read;
+    if (!known) this.all.unshift(read);
+    this.written.set(read.id, JSON.stringify(taken));
+    show(taken);
   }
 
   add(conversation = create(this.settings.first)) {

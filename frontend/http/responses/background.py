@@ -23,6 +23,7 @@ class BackgroundRun:
         owner: the caller who may read and cancel it; None: everybody.
         keep: called when it is over, with the events of its stream.
         streams: whether its events can be read, also from the start.
+        unread_timeout_s: cancelled when nobody has read them for so long; None: never.
     """
 
     def __init__(
@@ -32,6 +33,7 @@ class BackgroundRun:
         keep: Callable[[list[bytes] | None], Awaitable[None]],
         *,
         streams: bool,
+        unread_timeout_s: float | None = None,
     ) -> None:
         self.owner = owner
         self.writer = writer
@@ -42,6 +44,9 @@ class BackgroundRun:
         self._more = asyncio.Event()
         self._is_cancelled = False
         self._task: asyncio.Task[None] | None = None
+        self._unread_timeout_s = unread_timeout_s
+        self._num_readers = 0
+        self._timeout: asyncio.TimerHandle | None = None
 
     def start(
         self,
@@ -59,6 +64,7 @@ class BackgroundRun:
 
         self._task = asyncio.create_task(self._run(events))
         self._task.add_done_callback(end)
+        self._count_readers(0)
 
     async def _run(self, events: AsyncGenerator[bodies.ResponseEvent, None]) -> None:
         try:
@@ -76,6 +82,7 @@ class BackgroundRun:
             await self._keep(self.events if self.streams else None)
             self.is_over = True
             self._more.set()
+            self._count_readers(0)
 
     def _add(self, each: bodies.ResponseEvent) -> None:
         if self.streams:
@@ -85,20 +92,38 @@ class BackgroundRun:
 
     async def follow(self, number: int = 0) -> AsyncGenerator[bytes, None]:
         """Its events from that with a number on, until it is over."""
-        while True:
-            more = self._more
-            while number < len(self.events):
-                yield self.events[number]
-                number += 1
-            if self.is_over:
-                return
-            await more.wait()
+        self._count_readers(1)
+        try:
+            while True:
+                more = self._more
+                while number < len(self.events):
+                    yield self.events[number]
+                    number += 1
+                if self.is_over:
+                    return
+                await more.wait()
+        finally:
+            self._count_readers(-1)
 
-    async def cancel(self, *, by_caller: bool = True) -> None:
-        """It is over when this returns."""
+    def _count_readers(self, more: int) -> None:
+        """The time without any begins, or ends."""
+        self._num_readers += more
+        if self._timeout is not None:
+            self._timeout.cancel()
+            self._timeout = None
+        if self._unread_timeout_s is not None and not self._num_readers and not self.is_over:
+            loop = asyncio.get_running_loop()
+            self._timeout = loop.call_later(self._unread_timeout_s, self._cancel)
+
+    def _cancel(self, *, by_caller: bool = True) -> None:
         self._is_cancelled = by_caller
         if self._task is not None:
             self._task.cancel()
+
+    async def cancel(self, *, by_caller: bool = True) -> None:
+        """It is over when this returns."""
+        self._cancel(by_caller=by_caller)
+        if self._task is not None:
             await asyncio.gather(self._task, return_exceptions=True)
 
 

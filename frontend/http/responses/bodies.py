@@ -88,6 +88,8 @@ class ObfuscationOptions(msgspec.Struct, forbid_unknown_fields=True, kw_only=Tru
 
 class BackgroundOptions(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     completion_window: Literal["soonest"] | None = None
+    unread_timeout: Annotated[float, Meta(gt=0, le=86_400)] | None = None
+    """Ours: seconds after which it is cancelled while nobody reads its stream."""
 
 
 class ImageOptions(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):

@@ -120,7 +120,13 @@ async def create_response(request: Request, asked: bodies.ResponsesRequest) -> R
             await store_of(request).put(response.id, exchange_of(request).owner, stored)
 
     if asked.background:
-        run = BackgroundRun(exchange_of(request).owner, writer, keep, streams=bool(asked.stream))
+        run = BackgroundRun(
+            exchange_of(request).owner,
+            writer,
+            keep,
+            streams=bool(asked.stream),
+            unread_timeout_s=_unread_timeout_s(asked),
+        )
         queued = msgspec.json.encode(response)
         runs_of(request).start(run, answering.begun_events(outputs), exchange)
         if asked.stream:
@@ -166,6 +172,9 @@ def _check(request: Request, asked: bodies.ResponsesRequest) -> None:
     kind = "text" if asked.text is None else asked.text.format.type
     if kind not in ("text", "json_object", "json_schema"):
         raise not_supported("text.format.type", kind, 'use "text", "json_object" or "json_schema"')
+    if _unread_timeout_s(asked) is not None and not (asked.background and asked.stream):
+        field = "background_options.unread_timeout"
+        raise ApiError(400, f"{field} needs background and stream", param=field)
     if asked.background:
         if asked.store is False:
             what = "background needs store; omit store, or background"
@@ -173,6 +182,11 @@ def _check(request: Request, asked: bodies.ResponsesRequest) -> None:
         key = exchange_of(request).key
         most = None if key is None else key.max_concurrent_requests
         runs_of(request).check(exchange_of(request).owner, most)
+
+
+def _unread_timeout_s(asked: bodies.ResponsesRequest) -> float | None:
+    options = asked.background_options
+    return None if options is None else options.unread_timeout
 
 
 async def _conversation(

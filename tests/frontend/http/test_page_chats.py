@@ -175,6 +175,20 @@ def test_an_answer_goes_on_while_the_page_is_away_and_is_read_on(start_engine, o
         wait_until(lambda: engine.num_live == 0, 10)
 
 
+def test_a_chat_that_two_tabs_show_keeps_what_each_of_them_asks(start_engine, open_page):
+    engine = start_engine(next_token=saying("read", then_eos=True))
+    with serving(engine.address) as url:
+        page = open_page(url)
+        ask(page, "One")
+        other = page.context.new_page()
+        other.goto(url)
+        ask(other, "Two")
+        page.get_by_text("Two").wait_for()
+        ask(page, "Three")
+        page.reload()
+        assert said(page)[::2] == ["One", "Two", "Three"]
+
+
 def test_settings_are_those_of_a_chat_and_presets_carry_them_over(start_engine, browser):
     engine = start_engine(next_token=lambda *_: EOS_ID)
     with serving(engine.address) as url:

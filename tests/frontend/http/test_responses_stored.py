@@ -182,6 +182,26 @@ def test_a_stream_in_the_background_is_resumed_and_cancelled(serve):
     wait_until(lambda: not http.engine.num_live)
 
 
+def test_a_stream_in_the_background_ends_when_nobody_reads_it_for_its_time(serve):
+    http = serve(step_s=0.01)
+    asked = {"input": "Hi", "background": True, "background_options": {"unread_timeout": 0.3}}
+    assert respond(http, **asked).json()["error"]["param"] == "background_options.unread_timeout"
+    asked |= {"stream": True, "max_output_tokens": 200}
+    with http.stream("POST", "/v1/responses", json=asked) as response:
+        response_id = next(response.iter_text()).partition('"id":"')[2].partition('"')[0]
+    path, read = f"/v1/responses/{response_id}", {"stream": "true"}
+    time.sleep(0.15)
+    with http.stream("GET", path, params=read) as response:  # longer than its time without one
+        began_s = time.monotonic()
+        for _ in response.iter_text():
+            if time.monotonic() - began_s > 0.6:
+                break
+    assert http.get(path).json()["status"] == "in_progress"
+    wait_until(lambda: http.get(path).json()["status"] == "cancelled")
+    wait_until(lambda: not http.engine.num_live)
+    assert "output_text.delta" in http.get(path, params=read).text
+
+
 def test_the_oldest_turns_of_a_long_conversation_are_left_out(serve_text):
     http = serve_text("Ja.")
     turns = [
