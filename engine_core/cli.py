@@ -80,12 +80,20 @@ def serve(options: EngineOptions = _DEFAULTS) -> int:
 
 
 @app.command(show=False)
-def check(options: EngineOptions = _DEFAULTS) -> int:
-    """Whether these options are accepted, before a model is known. Nothing is started."""
+def check(*, models: list[str] | None = None, options: EngineOptions = _DEFAULTS) -> int:
+    """Whether these options are accepted, and each model is a path or has a name that may be
+    fetched. Nothing is fetched or started."""
+    from engine_core.model_files.errors import ModelFilesError
+    from engine_core.model_files.names import find_model
     from engine_core.options.checks import check_options
 
     check_options(options)
     options.scheduling.check()
+    try:
+        for model in models or [options.model or "."]:
+            find_model(model, "--model")
+    except ModelFilesError as error:
+        raise ConfigurationError(str(error)) from None
     return 0
 
 

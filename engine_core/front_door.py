@@ -38,6 +38,24 @@ _OPTIONS_INSTEAD = {
     **dict.fromkeys(("--n-gpu-layers", "-ngl"), "a model is on one device: use --device"),
     **dict.fromkeys(("--model-path", "-m", "-hf"), "name the model first, or with --model"),
     **dict.fromkeys(("--parallel", "-np"), "use --max-num-seqs"),
+    **dict.fromkeys(("--batch-size", "-b", "--ubatch-size", "-ub"), "use --max-num-batched-tokens"),
+    **dict.fromkeys(("--cache-type-k", "-ctk", "--cache-type-v", "-ctv"), "use --kv-cache-dtype"),
+    **dict.fromkeys(("--model-draft", "-md"), "use --speculative draft --draft-model FILE"),
+    **dict.fromkeys(("--jinja", "--flash-attn", "-fa", "--cont-batching", "-cb", "--metrics"),
+                    "always on; omit it"),
+    **dict.fromkeys(("--generation-config", "--override-generation-config"), "the model's own is "
+        "what requests get that say nothing; say it in requests, or `engine-core create NAME`"),
+    **dict.fromkeys(("--compilation-config", "-O", "-O0", "-O1", "-O2", "-O3", "--async-scheduling",
+        "--max-seq-len-to-capture", "--distributed-executor-backend"),
+        "the engine decides; omit it"),
+    **dict.fromkeys(("--guided-decoding-backend", "--structured-outputs-config.backend"),
+                    "llguidance does it; omit it"),
+    **dict.fromkeys(("--nnodes", "--node-rank", "--master-addr"), "see docs/guides/parallel.md"),
+    **dict.fromkeys(("--cpu-offload-gb", "--n-cpu-moe", "-ncmoe"), "use --cpu-experts"),
+    "--enable-sleep-mode": "always on: `engine-client sleep`",
+    "--lora": "use --adapter NAME=FILE",
+    "--task": "use --runner pooling with --convert embed or classify",
+    "--uvicorn-log-level": "use --log-level",
     **dict.fromkeys(("--threads", "-t"), "use --num-threads"),
     **dict.fromkeys(("--enable-auto-tool-choice", "--enable-chunked-prefill"), "always on"),
     **dict.fromkeys(("--disable-log-requests", "--disable-log-stats"), "none is logged; omit it"),
@@ -76,7 +94,7 @@ def as_typed(arguments: Sequence[str], own_commands: Iterable[str]) -> list[str]
     if first in _INSTEAD:
         raise ConfigurationError(f"there is no command {first!r}; {_INSTEAD[first]}")
     if first not in own_commands or first == "check":
-        for option in (each.partition("=")[0] for each in arguments):
+        for option in (each.partition("=")[0].replace("_", "-") for each in arguments):
             if option in _OPTIONS_INSTEAD:
                 raise ConfigurationError(f"there is no option {option}: {_OPTIONS_INSTEAD[option]}")
     if first.startswith("-") or first in own_commands:

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from frontend.text.tokenizer import Tokenizer
 
 FinishReasonName = Literal["stop", "length", "repetition", "abort", "error", "timeout", "refused"]
+MAX_MODEL_LEN = "max_model_len"
 
 
 class CompletionOutput(msgspec.Struct):
@@ -22,8 +23,9 @@ class CompletionOutput(msgspec.Struct):
 
     `token_ids` include the token that ended the sequence; `text` does not, and ends before a stop
     string unless `include_stop_str_in_output`. `stop_reason` is the stop string or stop token id
-    that ended it, None for end-of-sequence. `logprobs` has one entry a token: the sampled token
-    first, then the likeliest. `detail` says in words what the reason alone does not."""
+    that ended it, None for end-of-sequence, and `MAX_MODEL_LEN` where the model's length ended it
+    before `max_tokens`. `logprobs` has one entry a token: the sampled token first, then the
+    likeliest. `detail` says in words what the reason alone does not."""
 
     index: int
     text: str

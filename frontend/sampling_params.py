@@ -5,7 +5,7 @@ import copy
 import dataclasses
 import enum
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, Self
 
@@ -26,6 +26,7 @@ _MAX_BAD_WORD_CHARS = 16_384
 _REALS = frozenset({
     "temperature", "top_p", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty",
 })  # fmt: skip
+_LISTS = ("stop", "stop_token_ids", "logprob_token_ids", "allowed_token_ids", "bad_words")
 _UNLIMITED = 2**62
 _RECOMMENDABLE = _REALS | {"top_k", "max_tokens", "min_tokens"}
 FIRST_ANSWER_SAMPLING = {"temperature": 0.8, "top_k": 40, "top_p": 0.95}
@@ -126,6 +127,11 @@ class SamplingParams(SamplerChainFields):
     use_beam_search: bool = False
 
     def __post_init__(self) -> None:
+        for name in _LISTS:
+            value = getattr(self, name)
+            is_list = isinstance(value, Iterable) and not isinstance(value, str | bytes | Mapping)
+            if not (value is None or is_list or (name == "stop" and isinstance(value, str))):
+                raise InvalidInput(f"{name} is {value!r:.100}, it must be a list")
         self.stop = list(self.stop_strings)
         self.stop_token_ids = list(self.stop_token_ids or ())
         self.bad_words = list(dict.fromkeys(self.bad_words or ()))
@@ -279,7 +285,9 @@ class SamplingParams(SamplerChainFields):
             ),
             "routed_experts_prompt_start": self.routed_experts_prompt_start != 0,
             "trace_decode_token_ids": self.trace_decode_token_ids is not None,
-            "use_beam_search": bool(self.use_beam_search),
+            "use_beam_search (use LLM.beam_search with BeamSearchParams)": bool(
+                self.use_beam_search
+            ),
             "spaces_between_special_tokens=False with skip_special_tokens=False": (
                 not self.spaces_between_special_tokens and not self.skip_special_tokens
             ),

@@ -5,7 +5,7 @@ import struct
 from collections.abc import Sequence
 
 from frontend.logprobs import SampleLogprobs
-from frontend.outputs import CompletionOutput, FinishReasonName
+from frontend.outputs import MAX_MODEL_LEN, CompletionOutput, FinishReasonName
 from frontend.sampling_params import SamplingParams
 from frontend.text.detokenizer import IncrementalDetokenizer, StopStringMatcher
 from frontend.text.tokenizer import Tokenizer
@@ -34,6 +34,7 @@ class SequenceState:
         self._detail: str | None = None
         self._tokenizer = tokenizer
         self._min_tokens = params.min_tokens
+        self._most = math.inf if params.max_tokens is None else params.max_tokens
         self._shows_stop_token = params.include_stop_str_in_output
         self._detokenizer: IncrementalDetokenizer | None = None
         if params.detokenize and tokenizer is not None:
@@ -95,6 +96,8 @@ class SequenceState:
         if output.finish_reason is not None:
             self.finish_reason = output.finish_reason.value
             self._stop_reason = output.stop_reason
+            if output.finish_reason is FinishReason.LENGTH and len(self.token_ids) < self._most:
+                self._stop_reason = MAX_MODEL_LEN
             self._detail = output.detail
         return False
 

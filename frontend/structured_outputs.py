@@ -159,7 +159,7 @@ def to_wire(structured_outputs: Any, guided_decoding: Any) -> StructuredOutput |
         if unknown := asked.keys() - names:
             raise InvalidInput(
                 f"structured_outputs has no {', '.join(sorted(unknown))}; its fields are "
-                f"{', '.join(sorted(names))}"
+                f"{', '.join(sorted(names - {'field', 'reasoning'}))}"
             )
         asked = StructuredOutputsParams(**asked)
     if asked is None:

@@ -23,9 +23,9 @@ from engine_core.model_files.hf_folder import HfFolder
 from engine_core.model_files.hf_tokenizer import read_folder_tokenizer
 from engine_core.model_files.hub import NOT_OF_A_MODEL, HubName, download_from_hub
 from engine_core.model_files.interface import ModelFiles, TokenizerFiles
-from engine_core.model_files.names import describe_known_names, resolve_name
+from engine_core.model_files.names import find_model
 from engine_core.model_files.stored import marked_as_used
-from protocol.presets import PresetError, model_of
+from protocol.presets import model_of
 
 
 class Located(NamedTuple):
@@ -124,20 +124,9 @@ def locate_model(
     Raises:
         ModelNotFound, DownloadFailed.
     """
-    if not model.strip():
-        raise ModelNotFound(f"{option} is empty; name a model folder, a .gguf file or a known name")
-    try:
-        model = model_of(model)
-    except PresetError as error:
-        raise ModelNotFound(str(error)) from error
-    try:
-        path = Path(model).expanduser()
-        exists = path.exists()
-    except (OSError, RuntimeError, ValueError) as error:  # ~nobody, a NUL, a loop of links
-        raise ModelNotFound(f"{model!r} cannot be looked at: {error}; check it") from error
-    if exists:
-        return Located(path)
-    match resolve_name(model):
+    match find_model(model, option):
+        case Path() as path:
+            return Located(path)
         case KnownModel() as known:
             return Located(
                 marked_as_used(fetch_known_model(known, report=report, progress=progress))
@@ -146,24 +135,9 @@ def locate_model(
             fetched, mmproj = download_from_hub(
                 name, report=report, progress=progress, wants_mmproj=wants_mmproj
             )
-            return Located(marked_as_used(fetched), model, mmproj)
+            return Located(marked_as_used(fetched), model_of(model), mmproj)
         case FileUrl() as url:
             return Located(marked_as_used(fetch_url(url, report=report, progress=progress)))
-    if _looks_like_a_path(model):
-        raise ModelNotFound(f"{path} does not exist; check the path given as {option}")
-    raise ModelNotFound(
-        f"{model!r} is neither a file or folder here nor a known name; "
-        f"{describe_known_names(model)}; or give a path, or a hub id such as org/name or "
-        "org/name:Q4_K_M"
-    )
-
-
-def _looks_like_a_path(model: str) -> bool:
-    return (
-        model.startswith(("/", "./", "../", "~"))
-        or model.endswith((".gguf", ".json", "/"))
-        or model.count("/") > 1
-    )
 
 
 def _only_gguf(folder: Path) -> Path | None:

@@ -68,7 +68,8 @@ def http(
             of its prompt cached and least to do, the one with least to do, or that of its session.
 
     Raises:
-        UsageError: a model that is not that, or settings that contradict each other.
+        UsageError: a model that is not that or has a name that nothing is known by, or settings
+            that contradict each other.
     """
     if settings.list_parsers:
         print(f"--tool-call-parser\n{list_of_formats()}\n\n--reasoning-parser")  # noqa: T201
@@ -98,7 +99,7 @@ def http(
             f"unknown option {engine_options[0]!r}; options of daemons need a --model NAME "
             "without an address"
         )
-    check_engine_options(engine_options, started.command)
+    check_engine_options(engine_options, started.command, on_demand)
     if not models:
         names[()] = list(served_model_name or [])
     served = ServedModels(

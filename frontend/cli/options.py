@@ -63,11 +63,14 @@ def print_fault(error: BaseException | str) -> None:
     print(f"engine-client: {line}", file=sys.stderr, flush=True)  # noqa: T201
 
 
-def check_engine_options(options: Sequence[str], program: Sequence[str]) -> None:
+def check_engine_options(
+    options: Sequence[str], program: Sequence[str], models: Sequence[str] = ()
+) -> None:
     """Ask `program`, an `engine-core`, before anything is fetched or started.
-    Raises UsageError: it refuses them; in its words."""
-    if options:
-        command = [*program, "check", "--model", "NAME", *options]
+    Raises UsageError: it refuses them, or knows no such model; in its words."""
+    if options or models:
+        names = [f"--models={each}" for each in models or ["."]]
+        command = [*program, "check", *names, "--model", "NAME", *options]
         checked = subprocess.run(command, capture_output=True, text=True, check=False)
         if checked.returncode:
             raise UsageError(checked.stderr.strip().removeprefix("engine-core: "))

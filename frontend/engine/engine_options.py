@@ -35,7 +35,7 @@ _NEUTRAL_IF_EMPTY = frozenset({
     "allowed_local_media_path", "allowed_media_domains", "bind", "cpu_offload_gb",
     "exit_on_stdin_eof", "parent_pid",
     "download_dir", "enable_expert_parallel", "fully_sharded_loras", "generation_config",
-    "hf_token", "limit_mm_per_prompt", "lora_dtype", "max_cpu_loras",
+    "hf_token", "lora_dtype", "max_cpu_loras",
     "mm_processor_kwargs",
     "override_generation_config", "revision", "rope_scaling", "rope_theta", "skip_tokenizer_init",
     "tokenizer_revision",
@@ -68,7 +68,7 @@ _SPECULATIVE_NAMES = {
 }
 """Keys of vLLM's `speculative_config`, and our options."""
 _NOT_FROM_HERE = {("load_format", "dummy"), ("tokenizer_mode", "mistral")}
-_JSON = ("hf_overrides", "pooler_config")
+_JSON = ("hf_overrides", "limit_mm_per_prompt", "pooler_config")
 """Mappings, as one text."""
 _ONE_EACH = {"tenant_weights": "tenant-weight", "adapters": "adapter"}
 """Mappings, an option for each entry."""

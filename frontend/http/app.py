@@ -1,6 +1,7 @@
 """The application: every route, and what holds for all of them."""
 
 import asyncio
+import difflib
 import logging
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -160,10 +161,22 @@ def make_app(
 async def _http_error(request: Request, error: Exception) -> Response:
     """No such route, or another method."""
     assert isinstance(error, HTTPException)
-    what = f"{request.method} {request.url.path}: {error.detail}"
+    path = request.url.path
+    what = f"{request.method} {path}: {error.detail}{_what_is_there(path, error.status_code)}"
     response = error_response(ApiError(error.status_code, what), request.url.path)
     response.headers.update(error.headers or {})
     return response
+
+
+def _what_is_there(path: str, status: int) -> str:
+    """What is served near a path or method that is not. Clients often have /v1 twice, or not."""
+    if status == 405:
+        methods = {each.method for each in OPERATIONS if each.route().path_regex.match(path)}
+        return f"; it takes {', '.join(sorted(methods))}" if methods else ""
+    known = [each.path for each in OPERATIONS]
+    meant = [each for each in (f"/v1{path}", path.removeprefix("/v1")) if each in known]
+    near = meant or difflib.get_close_matches(path[:100], known, n=1, cutoff=0.8)
+    return f"; did you mean {near[0]}?" if near else "; /openapi.json lists what is served"
 
 
 async def _left(_request: Request, _error: Exception) -> Response:

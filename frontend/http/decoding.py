@@ -1,6 +1,7 @@
 """A request's body to the Struct that its route takes; what it is not is refused by name."""
 
 import asyncio
+import difflib
 import json
 import re
 from collections.abc import AsyncIterable, Callable
@@ -21,6 +22,14 @@ _NO_CHOICE = ("Invalid enum value ", "Invalid value ")
 _HALF_PAIR = re.compile(
     rb"(?<!\\)(?:\\u[dD][89abAB]..(?!\\u[dD][c-fC-F])|(?<!\\u[dD][89abAB]..)\\u[dD][c-fC-F]..)"
 )
+_SAME = (
+    ("max_tokens", "max_completion_tokens", "max_output_tokens", "max_new_tokens", "num_predict",
+     "n_predict", "max_length"),
+    ("stop", "stop_sequences"), ("repetition_penalty", "repeat_penalty"),
+    ("n", "num_return_sequences"), ("tools", "functions"), ("tool_choice", "function_call"),
+    ("messages", "prompt", "input"), ("instructions", "system"),
+)  # fmt: skip
+"""Names of one thing in several APIs."""
 _NEAR = 16
 """Bytes from where the decoder gives up to where a surrogate pair began."""
 Cleaner = Callable[[Any], None]
@@ -81,7 +90,7 @@ async def decode(decoder: msgspec.json.Decoder[Any], body: bytes) -> Any:
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         if not isinstance(error, msgspec.ValidationError):
             raise _no_json(error, body) from None
-        raise refusal(error, body=body) from None
+        raise refusal(error, body=body, kind=decoder.type) from None
 
 
 def _decode_without_nulls(kind: Any, body: bytes) -> Any:
@@ -140,6 +149,8 @@ def _fields_cleaner(kind: inspect.StructType) -> Cleaner:
 
 
 def _no_json(error: Exception, body: bytes) -> ApiError:
+    if not body.strip():
+        return ApiError(400, "the body is empty; send the request as JSON")
     place = re.search(r"\(byte (\d+)\)", str(error))
     at = max(0, (len(body) if place is None else int(place[1])) - _NEAR)
     half = _HALF_PAIR.search(body[at : at + 2 * _NEAR])
@@ -170,9 +181,20 @@ def _given(body: bytes, path: str) -> str:
     return "" if isinstance(value, dict | list) else f"; it is {json.dumps(value):.100}"
 
 
-def refusal(error: Exception, within: str = "", *, body: bytes = b"") -> ApiError:
+def _meant(name: str, kind: Any) -> str:
+    """Which field an unknown one of a body may have been, for its refusal."""
+    if name == "extra_body":
+        return ": what the openai package has under this name are fields of the body itself"
+    found = inspect.type_info(kind)
+    known = [each.encode_name for each in getattr(found, "fields", ())]
+    same = [each for group in _SAME if name in group for each in group if each in known]
+    near = same or difflib.get_close_matches(name, known, n=1, cutoff=0.75)
+    return f", or did you mean {near[0]!r}?" if near else ""
+
+
+def refusal(error: Exception, within: str = "", *, body: bytes = b"", kind: Any = None) -> ApiError:
     """What a value is not that was to be of a type. `within`: where the value stands. `body`: of
-    the request, to say what was given, where the error's path begins there."""
+    the request, to say what was given, where the error's path begins there. `kind`: its type."""
     what, param = _what_and_path(error)
     if what.startswith("Expected"):
         what += _given(body, param)
@@ -180,7 +202,8 @@ def refusal(error: Exception, within: str = "", *, body: bytes = b"") -> ApiErro
     if what.startswith(_UNKNOWN):
         name = what.removeprefix(_UNKNOWN).rstrip("`")
         param = f"{param}.{name}" if param else name
-        return ApiError(400, f"{param!r:.200} is not supported; omit it", param=param)
+        meant = _meant(name, kind) if param == name and kind is not None else ""
+        return ApiError(400, f"{param!r:.200} is not supported; omit it{meant}", param=param)
     if missing := re.fullmatch(r"Object missing required field `(.+)`", what):
         param = f"{param}.{missing[1]}" if param else missing[1]
         return ApiError(400, f"{param} is missing; give it", param=param)

@@ -53,11 +53,17 @@ def test_a_model_may_stand_without_its_option(typed, runs):
 
 @pytest.mark.parametrize(
     ("option", "instead"),
-    [("--swap-space=4", "--host-cache-memory"), ("-ngl", "--device"), ("--verbose", "complete")],
+    [
+        ("--swap-space=4", "--host-cache-memory"),
+        ("--swap_space", "--host-cache-memory"),
+        ("-ngl", "--device"),
+        ("--verbose", "complete"),
+        ("-O3", "the engine decides"),
+    ],
 )
 @pytest.mark.parametrize("first", ["smollm2", "check"])
 def test_an_option_of_another_engine_is_answered_with_ours(option, instead, first):
-    said = f"no option {option.partition('=')[0]}: .*{instead}"
+    said = f"no option {option.partition('=')[0].replace('_', '-')}: .*{instead}"
     with pytest.raises(ConfigurationError, match=said):
         as_typed([first, option], OWN)
 

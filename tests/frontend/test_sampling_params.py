@@ -65,6 +65,10 @@ def test_the_first_positions_are_vllms():
         ({"logit_bias": {1: float("inf")}}, "logit_bias of token 1 is inf"),
         ({"allowed_token_ids": [1, True]}, "a token id in allowed_token_ids is True"),
         ({"stop_token_ids": [1, -1]}, "a token id in stop_token_ids is -1"),
+        ({"stop_token_ids": 2}, "stop_token_ids is 2, it must be a list"),
+        ({"stop": 2}, "stop is 2, it must be a list"),
+        ({"bad_words": "word"}, "bad_words is 'word', it must be a list"),
+        ({"structured_outputs": {"regx": "a"}}, "no regx; its fields are [^f]* grammar"),
     ],
 )
 def test_a_value_outside_its_limits_is_named(options, message):

@@ -144,6 +144,15 @@ def test_ending_it_from_this_side_releases_what_was_withheld():
     assert not sequence.has_new_output
 
 
+@pytest.mark.parametrize(
+    ("max_tokens", "stop_reason"), [(2, None), (3, "max_model_len"), (None, "max_model_len")]
+)
+def test_an_answer_that_the_models_length_ends_says_so(max_tokens, stop_reason):
+    sequence = processor(max_tokens=max_tokens)
+    sequence.append_output(output(ids_of("ab"), FinishReason.LENGTH))
+    assert sequence.take_output(delta=False).stop_reason == stop_reason
+
+
 def test_half_a_character_at_the_end_is_replaced_not_lost():
     sequence = processor()
     sequence.append_output(output(ids_of("é")[:1], FinishReason.LENGTH))

@@ -39,6 +39,12 @@ def test_every_option_reaches_the_daemon():
     assert {name: given[name] for name in options} == options
 
 
+def test_limits_of_inputs_are_a_dictionary():
+    read = parsed(daemon_arguments("m", {"limit_mm_per_prompt": {"image": 2}}))
+    assert read.multimodal.max_items(("image",)) == {"image": 2}
+    assert parsed(daemon_arguments("m", {"limit_mm_per_prompt": {}})) == EngineOptions(model="m")
+
+
 def test_tenants_weights_are_a_dictionary():
     options = {"scheduling_policy": "fair", "tenant_weights": {"a": 2, "b": 0.5}}
     read = parsed(daemon_arguments("m", options))

@@ -106,6 +106,22 @@ def test_an_unknown_field_that_asks_for_something_is_refused_by_name(fields, par
 
 
 @pytest.mark.parametrize(
+    ("kind", "name", "meant"),
+    [
+        (ChatCompletionRequest, "max_token", "or did you mean 'max_tokens'"),
+        (ChatCompletionRequest, "functions", "or did you mean 'tools'"),
+        (ChatCompletionRequest, "extra_body", "fields of the body itself"),
+        (ChatCompletionRequest, "colour", "omit it$"),
+        (MessagesRequest, "stop", "or did you mean 'stop_sequences'"),
+    ],
+)
+def test_an_unknown_field_is_answered_with_the_one_that_was_meant(kind, name, meant):
+    messages = [{"role": "user", "content": "a"}]
+    with pytest.raises(ApiError, match=meant):
+        decoded(kind, {"model": "m", "max_tokens": 1, "messages": messages, name: 1})
+
+
+@pytest.mark.parametrize(
     ("text", "half", "place"),
     [
         (rb"\ud83d", r"\ud83d", 12),

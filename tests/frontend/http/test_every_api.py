@@ -201,8 +201,13 @@ def test_an_unknown_model_is_a_404_that_lists_the_models(http_of_refusals, path)
 
 
 def test_an_unknown_path_and_another_method_have_the_same_form(http_of_refusals, path):
-    refusal(path, http_of_refusals.get(path), 405)
+    assert "it takes POST" in refusal(path, http_of_refusals.get(path), 405)
     refusal(f"{path}/a/b", http_of_refusals.post(f"{path}/a/b"), 404)
+    said = refusal("/v1/v1", http_of_refusals.post(f"/v1{path}"), 404)
+    assert f"did you mean {path}?" in said
+    for typed in ("/chat/completions", "/v1/chat/completion"):
+        said = refusal(typed, http_of_refusals.post(typed), 404)
+        assert "did you mean /v1/chat/completions?" in said
 
 
 @pytest.mark.parametrize("stream", [False, True])

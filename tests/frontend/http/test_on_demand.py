@@ -140,9 +140,10 @@ def test_looking_starts_nothing_and_the_answers_are_true(serve):
     [
         (["--max-num-seqs", "0"], "max_num_seqs is 0"),
         (["--max-num-seqz", "4"], "Unknown option"),
+        ([], "^'small' is neither a file or folder here nor a known name"),
     ],
 )
-def test_wrong_options_of_daemons_are_refused_before_any_is_started(options, words):
+def test_wrong_options_and_unknown_names_are_refused_before_any_daemon_is_started(options, words):
     with pytest.raises(UsageError, match=words):
         http(*options, model=["small"])
 
