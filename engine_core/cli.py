@@ -14,6 +14,7 @@ from cyclopts import App, Parameter
 
 from engine_core.errors import ConfigurationError, ExitCode, StartupError
 from engine_core.front_door import CLIENT_COMMANDS, as_typed
+from engine_core.installation import missing_numpy
 from engine_core.model_commands import check_engine_installed, list_models, pull, rm, stop
 from engine_core.options.engine import EngineOptions
 from engine_core.preset_commands import cp, create, show
@@ -276,6 +277,10 @@ def main() -> None:
         code = _print_error(str(error), ExitCode.WRONG_OPTIONS)
     except StartupError as error:
         code = _print_error(str(error), ExitCode.START_FAILED)
+    except ImportError as error:
+        if (needed := missing_numpy(error)) is None:
+            raise
+        code = _print_error(needed, ExitCode.START_FAILED)
     flush_standard_streams()
     sys.exit(int(code or 0))
 

@@ -37,12 +37,11 @@ def _run(program: str, module: str) -> None:
         except ImportError as error:
             # the library of command lines has its own error around Python's
             gone = error.__cause__ if isinstance(error.__cause__, ImportError) else error
-            if gone.name == "numpy":
-                wrong = f"this needs NumPy; to get it, type: {_command(_source('[bench]'))}"
-            elif str(gone.name).partition(".")[0] not in _OURS:
+            if str(gone.name).partition(".")[0] not in _OURS:
                 raise
-            else:
-                wrong = files_are_gone(str(gone.name))
+            wrong = files_are_gone(str(gone.name))
+        except KeyboardInterrupt:  # while modules are imported
+            sys.exit(130)
     if wrong is not None:
         print(f"{program}: {wrong}", file=sys.stderr)  # noqa: T201
         sys.exit(_START_FAILED)
@@ -86,6 +85,13 @@ def missing_engine(*, has_gpu: bool) -> str | None:
         f"the client is installed, the engine is not: there is no {', '.join(missing)}. To run "
         f"models on this machine, type: {typed}"
     )
+
+
+def missing_numpy(error: ImportError) -> str | None:
+    """What to type where the simulator's commands have no NumPy; None: another package is gone."""
+    if not isinstance(error.__cause__, ImportError) or error.__cause__.name != "numpy":
+        return None
+    return f"plan and simulate need NumPy; to get it, type: {_command(_source('[bench]'))}"
 
 
 def _command(*arguments: str) -> str:

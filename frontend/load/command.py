@@ -16,7 +16,7 @@ from tqdm import tqdm
 
 from frontend.async_llm import AsyncLLM
 from frontend.cli.options import UsageError
-from frontend.errors import EngineClientError
+from frontend.errors import EngineClientError, EngineUnavailable
 from frontend.event_loop import run
 from frontend.load.clients import (
     Client,
@@ -71,6 +71,9 @@ def _answered(command: str) -> Iterator[None]:
             raise UsageError(str(error)) from error
         except (ClientsFailed, ServerError) as error:
             raise EngineClientError(str(error)) from error
+        except EngineUnavailable as error:
+            server = "or measure a server over HTTP: --base-url http://127.0.0.1:8000"
+            raise EngineClientError(f"{error}, {server}") from error
 
 
 @_answered("bench")

@@ -5,6 +5,7 @@ import dataclasses
 import functools
 import multiprocessing
 import os
+import signal
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -176,7 +177,9 @@ def plan(
         searched = [search(budget) for budget in budgets]
     else:
         # spawn: a fork would copy the parent's threads
-        with multiprocessing.get_context("spawn").Pool(num_processes) as pool:
+        # Ctrl-C reaches this process, which ends them
+        ignored = signal.signal, (signal.SIGINT, signal.SIG_IGN)
+        with multiprocessing.get_context("spawn").Pool(num_processes, *ignored) as pool:
             searched = pool.map(search, budgets, chunksize=1)
     trials = [trial for of_budget in searched for trial in of_budget]
     return {

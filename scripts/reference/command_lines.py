@@ -46,14 +46,14 @@ def _page(head: str, app: App, without: Iterable[str] = ()) -> str:
     text = text.replace(default_address(), "a socket in $XDG_RUNTIME_DIR")
     others = "|".join(map(re.escape, without)) or "-"
     text = re.sub(rf"(?m)^\* \[`({others})`\].*\n", "", text)
-    parts = re.split(r"(?m)^(?=## )", text)
-    shown = [part for part in parts if not re.match(rf"## \S+ ({others})\n", part)]
+    parts = re.split(r"(?m)^(?=##+ )", text)
+    shown = [part for part in parts if not re.match(rf"##+ \S+ ({others})\n", part)]
     return head + "".join(_with_anchors(part, app.name[0]) for part in shown)
 
 
 def _with_anchors(part: str, name: str) -> str:
     heading = part.partition("\n")[0]
-    command = heading.removeprefix("## ").replace(" ", "-") if heading[:1] == "#" else name
+    command = heading.lstrip("# ").replace(" ", "-") if heading[:1] == "#" else name
 
     def anchor(found: re.Match[str]) -> str:
         return f'* <a id="{command}{found[1]}"></a>{found[0][2:]}'

@@ -79,6 +79,14 @@ def test_the_client_and_doctor_run_without_the_engines_packages(without_engine):
     assert done.stderr == ""
 
 
+def test_commands_that_need_numpy_alone_name_its_extra(without_engine):
+    for program, command, code in (("engine-core", "plan", 3), ("engine-client", "bench", 2)):
+        done = without_engine(program, command)
+        assert done.returncode == code, done.stderr
+        [line] = done.stderr.splitlines()
+        assert "NumPy" in line and "bench" in line
+
+
 class Installed:
     """A distribution as pip or uv notes it."""
 

@@ -29,11 +29,13 @@ def test_the_page_of_the_daemon_has_every_option_even_those_that_help_hides():
     for name in ("num-decode-steps", "tensor-parallel-size", "draft-model", "max-loras"):
         assert f'<a id="engine-core--{name}"></a>' in page
     assert "\n## engine-core pull\n" in page
+    assert '<a id="engine-core-plan--slo-ttft-ms"></a>' in page
+    assert '<a id="engine-core-simulate-run--trace"></a>' in page
 
 
 def test_the_page_of_the_client_has_its_commands_and_no_path_of_this_machine():
     page = engine_client_page()
-    for command in ("chat", "complete", "http", "serve", "update-weights", "top"):
+    for command in "chat complete http serve update-weights top bench compare".split():
         assert f"\n## engine-client {command}\n" in page
     assert '<a id="engine-client-serve--api-key-file"></a>' in page
     assert "/run/user" not in page and "engine.sock" not in page

@@ -96,6 +96,9 @@ def test_alone_it_is_the_client_without_torch(wheel, tmp_path):
     assert done.returncode == 0, done.stderr
     assert run("python", "-c", "import torch").returncode == 1
     assert run("engine-client", "ps").returncode == 0
+    assert "--max-concurrency" in run("engine-client", "bench", "--help").stdout
+    assert "of the extra `bench`" in run("engine-client", "bench").stderr
+    assert "engine-core[bench]" in run("engine-core", "plan").stderr
     started = run("engine-core", "smollm2-135m-instruct")
     assert started.returncode == 3
     typed = f"{programs / 'python'} -m pip install 'engine-core[cpu] @ file://{wheel}'"

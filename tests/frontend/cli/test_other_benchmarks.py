@@ -28,9 +28,3 @@ def test_what_is_otherwise_here_is_one_line(typed, advice, capsys):
     assert run_command_line(["bench", *typed]) == (1 if "--model" in typed else 2)
     said = capsys.readouterr().err
     assert advice in said and said.count("\n") == 1
-
-
-def test_without_numpy_the_extra_is_named_and_help_is_there(monkeypatch, capsys):
-    monkeypatch.setattr("frontend.load.command.find_spec", lambda _name: None)
-    assert run_command_line(["bench", "--num-prompts", "1"]) == 2
-    assert "bench needs NumPy, of the extra `bench`" in capsys.readouterr().err
