@@ -35,7 +35,7 @@ def test_the_page_of_the_daemon_has_every_option_even_those_that_help_hides():
 
 def test_the_page_of_the_client_has_its_commands_and_no_path_of_this_machine():
     page = engine_client_page()
-    for command in "chat complete http serve update-weights top bench compare".split():
+    for command in ("chat", "complete", "http", "serve", "wake-up", "top", "bench", "compare"):
         assert f"\n## engine-client {command}\n" in page
     assert '<a id="engine-client-serve--api-key-file"></a>' in page
     assert "/run/user" not in page and "engine.sock" not in page
