@@ -16,6 +16,7 @@ def make_quick(interpreter: ModuleType) -> None:
     _patch_language_once_a_launch(interpreter)
     _look_up_dtypes(interpreter)
     _share_shapes(interpreter.tl.core)
+    _skip_what_changes_nothing(interpreter.interpreter_semantic)
 
 
 def _patch_language_once_a_launch(interpreter: ModuleType) -> None:
@@ -105,3 +106,23 @@ def _share_shapes(core: ModuleType) -> None:
 
     core.block_type.__init__ = init_block
     core.tensor.__init__ = init_tensor
+
+
+def _skip_what_changes_nothing(semantic: object) -> None:
+    """Overflows are looked for and not reported, unless the interpreter's options say debug. Most
+    operands have a shape and type already, the same objects as the other's."""
+    if not semantic.builder.options.debug:
+        semantic.binary_op_sanitize_overflow_impl = lambda lhs, rhs, binary_op: None
+    broadcast, cast = semantic.broadcast_impl_value, semantic.cast
+
+    def broadcast_to_each_other(lhs: object, rhs: object) -> object:
+        shapes = getattr(lhs.type, "shape", None), getattr(rhs.type, "shape", None)
+        return (lhs, rhs) if shapes[0] is shapes[1] else broadcast(lhs, rhs)
+
+    def cast_unless_same(
+        input: object, dst_ty: object, fp_downcast_rounding: object = None
+    ) -> object:
+        return input if input.dtype is dst_ty else cast(input, dst_ty, fp_downcast_rounding)
+
+    semantic.broadcast_impl_value = broadcast_to_each_other
+    semantic.cast = cast_unless_same
