@@ -47,7 +47,12 @@ class EngineDied(EngineClientError):
 
 
 class EngineStartError(EngineClientError):
-    """An engine started by this process did not get ready; the text holds its last lines."""
+    """An engine started by this process did not get ready; the text holds its last lines.
+    `exit_code`: its own, if it ended by itself."""
+
+    def __init__(self, message: str, *, exit_code: int | None = None) -> None:
+        super().__init__(message)
+        self.exit_code = exit_code
 
 
 class RequestRejected(EngineClientError):

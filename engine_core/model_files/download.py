@@ -143,8 +143,8 @@ def fetch_known_model(
                 f"{CACHE_VARIABLE} to a folder on another disk"
             ) from error
         raise DownloadFailed(
-            f"{model.name} cannot be stored in {target.parent} ({error.strerror or error}); set "
-            f"{CACHE_VARIABLE} to a folder that you can write to"
+            f"{model.name} cannot be stored in {target.parent} ({error.strerror or error}); let "
+            f"user {os.getuid()} write there, or set {CACHE_VARIABLE} to a folder where it can"
         ) from error
     if progress is not None:
         progress(model.num_bytes, model.num_bytes, f"sha256:{model.sha256}")

@@ -7,6 +7,8 @@ ModelFilesError            base; the message names the file, what is wrong and w
 └── DownloadFailed         a known name or hub id could not be fetched
 """
 
+import os
+
 
 class ModelFilesError(Exception):
     """Base of everything that `open_model_files` and the objects it returns raise on purpose.
@@ -21,7 +23,10 @@ class ModelFilesError(Exception):
 
 def unreadable(error: OSError, path: object = "a file of the model") -> str:
     """One line. `path`: of what was opened, where the error does not name a file."""
-    return f"{error.filename or path} cannot be read: {error.strerror or error}; check the file"
+    action = "check the file"
+    if isinstance(error, PermissionError):
+        action = f"let user {os.getuid()} read it, and enter its folders"
+    return f"{error.filename or path} cannot be read: {error.strerror or error}; {action}"
 
 
 class ModelNotFound(ModelFilesError):

@@ -15,12 +15,13 @@ from frontend.cli.options import (
     DAEMON,
     EXIT_FAULT,
     EXIT_INTERRUPTED,
+    EXIT_START,
     EXIT_USAGE,
     DaemonOptions,
     UsageError,
     print_fault,
 )
-from frontend.errors import EngineClientError
+from frontend.errors import EngineClientError, EngineStartError
 from protocol.programs import become
 
 _OF_ENGINE_CORE = ("pull", "list", "ls", "rm", "create", "show", "cp", "stop", "batch", "keys",
@@ -105,6 +106,10 @@ def run_command_line(arguments: Sequence[str]) -> int:
         # the reader of our output has left (`| head`); keep the interpreter from flushing again
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return EXIT_FAULT
+    except EngineStartError as error:
+        print_fault(error)
+        # what the engine means by them is meant here: the next start would fail alike
+        return error.exit_code if error.exit_code in (EXIT_USAGE, EXIT_START) else EXIT_FAULT
     # the library's own errors and wrong input; anything else is a bug and shows its traceback
     except (EngineClientError, ValueError, OSError) as error:
         print_fault(error)

@@ -13,7 +13,7 @@ from cyclopts import Parameter
 from frontend.async_llm import AsyncLLM
 from frontend.cli.options import (
     DAEMON,
-    EXIT_ADDRESS,
+    EXIT_START,
     DaemonOptions,
     UsageError,
     check_engine_options,
@@ -251,4 +251,4 @@ def _serve(settings: ServerSettings, start: Callable[[], Awaitable[Backend]]) ->
         raise UsageError(str(error)) from None
     except AddressUnavailable as error:
         print_fault(error)
-        return EXIT_ADDRESS
+        return EXIT_START

@@ -25,8 +25,8 @@ if TYPE_CHECKING:
 
 EXIT_FAULT = 1
 EXIT_USAGE = 2
-EXIT_ADDRESS = 3
-"""The address to listen at is taken."""
+EXIT_START = 3
+"""The start failed: the address to listen at is taken, or the engine's own start failed."""
 EXIT_INTERRUPTED = 130
 
 DEFAULT_CONNECT_S = 60.0

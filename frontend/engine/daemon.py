@@ -140,7 +140,8 @@ class ChildDaemon:
                 f"{self.last_lines()}"
             ) from None
         if not line:
-            raise EngineStartError(await self.exit_report())
+            report = await self.exit_report()
+            raise EngineStartError(report, exit_code=self.process.returncode)
         with contextlib.suppress(ValueError, TypeError, KeyError):
             self.said = json.loads(line)
             self._is_ready = self.said["event"] == "ready"

@@ -1,12 +1,14 @@
 """What a name means, and a file at an address: of a server of this machine."""
 
+import errno
 import hashlib
+import os
 
 import pytest
 from local_hub import LocalHub
 
 from engine_core.model_files.download import KNOWN_MODELS, find_known_model
-from engine_core.model_files.errors import DownloadFailed, ModelNotFound
+from engine_core.model_files.errors import DownloadFailed, ModelNotFound, unreadable
 from engine_core.model_files.file_url import FileUrl, fetch_url, fetched_urls, parse_file_url
 from engine_core.model_files.hub import HubName
 from engine_core.model_files.names import describe_known_names, resolve_name
@@ -139,3 +141,12 @@ def test_a_digest_is_checked_of_what_comes_and_of_what_is_here(site):
     path.write_bytes(b"GGUF of others")
     assert fetch(url) == path
     assert fetch(f"{url}#sha256={digest}").read_bytes() == site.repos["a"][FILE]
+
+
+def test_a_file_without_the_right_to_read_it_names_the_user_who_needs_it():
+    denied = PermissionError(errno.EACCES, os.strerror(errno.EACCES), "/cache/a.gguf")
+    assert unreadable(denied) == (
+        "/cache/a.gguf cannot be read: Permission denied; "
+        f"let user {os.getuid()} read it, and enter its folders"
+    )
+    assert unreadable(OSError(errno.EIO, "I/O error"), "b").endswith("I/O error; check the file")
