@@ -11,7 +11,7 @@ from pathlib import Path
 
 CPU_INDEX = "https://download.pytorch.org/whl/cpu"
 """PyTorch's own index of builds for CPUs. On others a torch for Linux brings gigabytes of CUDA."""
-ENGINE_PACKAGES = ("numpy", "torch", "safetensors", "gguf", "transformers", "llguidance")
+ENGINE_PACKAGES = ("numpy", "torch", "safetensors", "gguf", "transformers", "llguidance", "pip")
 """Names of packages that the extra `cpu` brings, and that the client does without."""
 _NAME = "engine-core"
 _OURS = ("engine_core", "protocol", "kernels", "frontend")

@@ -9,6 +9,10 @@ from pathlib import Path
 from protocol.errors import InvalidParameter
 
 SOCKET_NAME = "engine.sock"
+NO_ENGINE_ON_WINDOWS = (
+    "no engine runs on Windows itself; start one in WSL or on a Linux machine, and name its "
+    "address: tcp://HOST:PORT, with its key"
+)
 _MAX_PORT = 65_535
 
 
@@ -26,10 +30,7 @@ def default_address() -> str:
     """The ZMQ address `ipc://<default_socket_folder()>/engine.sock`.
     Raises InvalidParameter: on Windows, which has no daemon of its own."""
     if sys.platform == "win32":
-        raise InvalidParameter(
-            "no engine runs on Windows itself; name the address of one elsewhere, such as WSL or a "
-            "Linux machine: tcp://HOST:PORT, with its key"
-        )
+        raise InvalidParameter(NO_ENGINE_ON_WINDOWS)
     return f"ipc://{default_socket_folder() / SOCKET_NAME}"
 
 

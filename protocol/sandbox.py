@@ -237,7 +237,9 @@ def _work(
 ) -> None:
     requests, answers = sys.stdin.buffer, sys.stdout.buffer
     try:
-        handle = make(_read_frame(requests.read) or b"")
+        if (setup := _read_frame(requests.read)) is None:
+            return  # the starter was killed meanwhile
+        handle = make(setup)
         while (request := _read_frame(requests.read)) is not None:
             signal.setitimer(signal.ITIMER_PROF, limits.cpu_s)
             try:
@@ -257,9 +259,11 @@ def _work(
 
 
 def _read_frame(read: Callable[[int], bytes]) -> bytes | None:
-    """None: the input has ended."""
-    head = read(8)
-    return read(int.from_bytes(head, "little")) if len(head) == 8 else None
+    """None: the input has ended, in the middle of a frame perhaps."""
+    if len(head := read(8)) < 8:
+        return None
+    num_bytes = int.from_bytes(head, "little")
+    return data if len(data := read(num_bytes)) == num_bytes else None
 
 
 def _send(channel: socket.socket, data: bytes) -> None:

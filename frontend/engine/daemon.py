@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from frontend.errors import EngineDied, EngineStartError, InvalidInput
-from protocol.addresses import SOCKET_NAME
+from protocol.addresses import NO_ENGINE_ON_WINDOWS, SOCKET_NAME
 from protocol.programs import python_module
 
 T = TypeVar("T")
@@ -69,10 +69,7 @@ class ChildDaemon:
         on_line: Callable[[str], object] = lambda _line: None,
     ) -> None:
         if sys.platform == "win32":
-            raise EngineStartError(
-                "no engine runs on Windows itself; start one in WSL or on a Linux machine, and "
-                "name its address: tcp://HOST:PORT, with its key"
-            )
+            raise EngineStartError(NO_ENGINE_ON_WINDOWS)
         self._folder = Path(tempfile.mkdtemp(prefix="engine-"))  # mode 0700
         socket_path = self._folder / SOCKET_NAME
         self.address = bind or f"ipc://{socket_path}"

@@ -1,7 +1,10 @@
 """The process for what users write, at each of its limits."""
 
+import subprocess
+import sys
 import threading
 
+import msgspec
 import pytest
 
 from protocol.sandbox import Ending, SandboxEnded, SandboxLimits, SandboxProcess, SandboxRefused
@@ -53,3 +56,10 @@ def test_no_answer_and_a_kill_from_outside_are_told_apart():
         process.call(b"sleep")
     process.close()
     assert process.pid is None
+
+
+@pytest.mark.parametrize("received", [b"", b"\5\0", b"\5\0\0\0\0\0\0\0set"])
+def test_a_starter_that_dies_while_it_starts_one_leaves_no_traceback(received):
+    command = [sys.executable, "-m", "tests.protocol.sandboxed", msgspec.json.encode(LIMITS)]
+    done = subprocess.run(command, input=received, capture_output=True)
+    assert (done.returncode, done.stdout, done.stderr) == (0, b"", b"")
