@@ -16,8 +16,9 @@ TEST_PROCESSES ?= $(shell cores=$$(getconf _NPROCESSORS_ONLN); echo $$((cores < 
 WITHOUT := not packages and not ray and not extended
 PYTEST_PARALLEL := $(BIN)/python -m pytest -q -n $(TEST_PROCESSES) --dist=loadfile --no-loadscope-reorder --max-worker-restart=2
 # what runs models, daemons, servers, simulated days: `make check` leaves it to `make test`
-SLOW_FOLDERS := e2e gpu scripts simulation frontend/cli frontend/http frontend/multimodal kernels/compiled \
-	kernels/cpu kernels/triton $(addprefix engine_core/,adapters distributed model_files model_runner models startup)
+SLOW_FOLDERS := e2e gpu scripts simulation $(addprefix frontend/,cli http load multimodal simulator) \
+	$(addprefix kernels/,compiled cpu triton) \
+	$(addprefix engine_core/,adapters distributed model_files model_runner models startup)
 export HF_HUB_OFFLINE ?= 1
 # where it is set, each of some 300 daemons and each test process would compile all modules again
 unexport PYTHONDONTWRITEBYTECODE

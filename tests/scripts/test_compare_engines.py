@@ -33,11 +33,12 @@ from scripts.comparison.rounds import (
     summarise_rounds,
 )
 from scripts.comparison.workloads import Workload
+from tests.frontend.load import fake_servers
 
 pytestmark = pytest.mark.slow
 
 ROOT = Path(__file__).parents[2]
-FAKE_SERVER = f"{sys.executable} {Path(__file__).with_name('fake_servers.py')} {{port}}"
+FAKE_SERVER = f"{sys.executable} {fake_servers.__file__} {{port}}"
 FAKE_LIBRARY = Path(__file__).with_name("fake_library_peer.py")
 WARM_UP = [Workload("first token", (PlannedRequest(0, [1, 2], 1),))]
 BATCH = Workload("W1", tuple(PlannedRequest(at, [at, 7], 5) for at in range(6)))
