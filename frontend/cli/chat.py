@@ -35,6 +35,7 @@ from frontend.event_loop import LoopThread
 from frontend.multimodal.media import MAX_MEDIA_BYTES
 from frontend.outputs import CompletionOutput, RequestOutput
 from frontend.text.chat_template import own_renderers
+from protocol.presets import SAMPLING_NAMES
 
 _HINT = "/help lists the commands, Ctrl-C stops an answer, Ctrl-D leaves"
 _HELP = """\
@@ -45,10 +46,12 @@ _HELP = """\
 /image FILE       sends a picture with the next message
 /save FILE        writes the conversation: messages as JSON (FILE.json), else Markdown
 /clear            forgets the conversation, not the system message
-/exit             leaves, as Ctrl-D does
-Enter sends, Alt-Enter begins a new line, a paste is one message, Ctrl-C stops an answer.
+/bye              leaves, as /exit and Ctrl-D do
+Enter sends, Alt-Enter begins a new line, a paste is one message, and so is what
+stands between triple quotes. Ctrl-C stops an answer.
 A message that begins with a slash: type a space before it."""
-_COMMAND = re.compile(r"(/[a-z]+)(?:\s+(.*\S))?\s*")
+_LEAVE = ("/bye", "/exit", "/quit")
+_COMMAND = re.compile(r"(/[a-z]+|/\?)(?:\s+(.*\S))?\s*")
 _CONTROL = dict.fromkeys({*range(32), *range(127, 160)} - {ord("\n"), ord("\t")})
 """A model's answer commands no terminal."""
 
@@ -141,7 +144,7 @@ class _Chat:
         self.system, self.params = self.model.system, self.model.params
 
     def read_and_answer(self) -> int:
-        self._say(f"{self.model.llm.model.name} at {self.model.llm.address}. {_HINT}.")
+        self._say(f"{self.model.llm.model.name} at {self.model.llm.address}\n{_HINT}")
         while True:
             try:
                 line = self._read_line()
@@ -150,7 +153,7 @@ class _Chat:
                     raise
                 self._say(_HINT)
                 continue
-            if line is None or line.strip() == "/exit":
+            if line is None or line.strip() in _LEAVE:
                 return 0
             if not self._handle(line) and not self.is_terminal:
                 return EXIT_FAULT
@@ -173,6 +176,7 @@ class _Chat:
             return self._answer(line.rstrip())
         commands = {
             "/help": lambda _: self._tell(_HELP),
+            "/?": lambda _: self._tell(_HELP),
             "/clear": self._clear,
             "/system": self._set_system,
             "/set": self._set,
@@ -209,7 +213,13 @@ class _Chat:
         """Raises InvalidInput: no such parameter, or not a value of it."""
         kinds = typing.get_type_hints(SamplingOptions)
         name, _, value = argument.partition(" ")
+        if name == "system":  # as Ollama has it
+            self._set_system(value.strip())
+            return
+        if name == "parameter":
+            name, _, value = value.strip().partition(" ")
         name, value = name.replace("-", "_"), value.strip()
+        name = SAMPLING_NAMES.get(name, name)
         if name and name not in kinds:
             raise InvalidInput(f"there is no parameter {name}; /set takes {', '.join(kinds)}")
         if value == "default":

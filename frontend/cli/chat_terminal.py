@@ -26,13 +26,15 @@ from rich.text import Text
 from frontend.cli.options import print_fault
 
 _MAX_HISTORY_BYTES = 1 << 20
+_QUOTES = '"""'
 _REFRESHES_PER_S = 8
 # without HTML: rich would leave it out
 _parser = MarkdownIt("commonmark", {"html": False}).enable(["strikethrough", "table"])
 
 
 def open_prompt() -> Callable[[], str]:
-    """Reads what the user sends with Enter. Alt-Enter, or Enter within a paste, is a new line.
+    """Reads what the user sends with Enter. Alt-Enter, or Enter within a paste or between triple
+    quotes, is a new line.
 
     Raises, when called:
         KeyboardInterrupt, EOFError: Ctrl-C; Ctrl-D on an empty line.
@@ -44,7 +46,9 @@ def open_prompt() -> Callable[[], str]:
     def _(event: KeyPressEvent) -> None:
         # a terminal without bracketed paste gives all keys of a paste at once; commands have a line
         keys_left = any(each.key != Keys.CPRResponse for each in event.key_processor.input_queue)
-        if keys_left and not event.current_buffer.text.startswith("/"):
+        text = event.current_buffer.text
+        is_open = text.startswith(_QUOTES) and _unquoted(text) == text
+        if is_open or (keys_left and not text.startswith("/")):
             event.current_buffer.insert_text("\n")
         else:
             event.current_buffer.validate_and_handle()
@@ -56,7 +60,14 @@ def open_prompt() -> Callable[[], str]:
     session: PromptSession[str] = PromptSession(
         history=_open_history(), multiline=True, key_bindings=keys, prompt_continuation="  "
     )
-    return lambda: session.prompt("> ")
+    return lambda: _unquoted(session.prompt("> "))
+
+
+def _unquoted(text: str) -> str:
+    """What stands between triple quotes, as Ollama's messages of several lines."""
+    inner = text.strip().removeprefix(_QUOTES)
+    is_quoted = inner != text.strip() and inner.endswith(_QUOTES)
+    return inner.removesuffix(_QUOTES) if is_quoted else text
 
 
 class _Kept(FileHistory):

@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import dataclasses
 import logging
 import socket
 import sys
@@ -32,6 +33,7 @@ async def connected(daemon: DaemonOptions, command: str) -> AsyncIterator[AsyncL
         UsageError: a time limit that is none.
         EngineClientError: no engine answers.
     """
+    daemon = _or_the_only_one(daemon)
     llm = daemon.client(command)
     notices = _WaitNotices(llm, daemon)
     try:
@@ -43,6 +45,19 @@ async def connected(daemon: DaemonOptions, command: str) -> AsyncIterator[AsyncL
     finally:
         notices.close()
         await llm.close()
+
+
+def _or_the_only_one(daemon: DaemonOptions) -> DaemonOptions:
+    """With the address of this user's only daemon, as `serve` and `run` start it, where none was
+    asked for, and none listens or starts at the default one."""
+    default = default_address()
+    if daemon.address is None and not (_is_listened_at(default) or _is_being_started(default)):
+        running = running_daemons()
+        if len(running) == 1 and running[0].is_ready and running[0].address.startswith("ipc://"):
+            (only,) = running
+            print_fault(f"talking with {only.asked or only.model} at {only.address}")
+            return dataclasses.replace(daemon, address=only.address)
+    return daemon
 
 
 def _with_what_runs(error: EngineUnavailable, daemon: DaemonOptions) -> EngineUnavailable:

@@ -80,7 +80,8 @@ async def find_model(request: Request, name: str) -> ServedModel:
     except ApiError as error:
         if error.code != "model_not_found":
             raise
-        same = [each for each in models.names() if meant_by(each) == meant_by(name)]
+        meant = meant_by(name).lower()
+        same = [each for each in models.names() if meant_by(each).lower() == meant]
         if same:
             return await models.find(same[0])
         raise not_found(error) from None
@@ -101,6 +102,8 @@ async def model_to_fetch(request: Request, name: str) -> ServedModel:
     except ApiError as error:
         is_fetched = models.new is not None and _NAME.fullmatch(name) and not Path(name).exists()
         if error.status != 404 or models.new is None or not is_fetched:
+            if models.new is None:
+                error.message += "; a server of `engine-core http --model NAME` fetches others"
             raise
         if not exchange_of(request).is_admin:
             raise ApiError(403, f"{name} is not served; only an admin's key adds it") from None

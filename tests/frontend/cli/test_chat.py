@@ -109,7 +109,14 @@ def test_commands_from_a_pipe_answer_on_stderr_and_a_wrong_one_ends_the_chat(
 ):
     engine = start_engine(next_token=saying("yes", then_eos=True))
     file = tmp_path / "talk.json"
-    lines = ["/set temperature 0", "/system S", "one", f"/save {file}", "/set top_p 2", "two"]
+    lines = [
+        "/set parameter temperature 0",
+        "/set system S",
+        "one",
+        f"/save {file}",
+        "/set top_p 2",
+        "two",
+    ]
     code, out, err = chat("\n".join(lines) + "\n")
     assert (code, out) == (1, "yes\n")
     assert err.startswith("temperature 0.0\nsystem message: S\n3 messages are in ")

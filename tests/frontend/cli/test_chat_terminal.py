@@ -140,6 +140,13 @@ def test_alt_enter_begins_a_line_and_history_is_there_in_the_next_run(
     again.type("\r")
     again.wait_for("first token after")
     assert asked(engine) == "user:first line\nsecond line;"
+    again.type('"""one\r')
+    again.wait_for('"""one\n')
+    again.type('two"""\r')
+    again.wait_for("first token after", times=2)
+    assert asked(engine).endswith("user:one\ntwo;")
+    again.type("/bye\r")
+    assert again.process.wait(30) == 0
     assert file.stat().st_mode & 0o777 == 0o600
 
 

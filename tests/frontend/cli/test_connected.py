@@ -54,11 +54,19 @@ def test_an_engine_that_is_lost_in_a_stream_is_waited_for_aloud(run, start_engin
     assert "is gone" in err[1]
 
 
-def test_where_none_was_named_the_daemons_that_run_are(run, monkeypatch, tmp_path):
+def test_where_none_was_named_the_only_one_answers_and_of_several_all_are_named(
+    run, start_engine, address, monkeypatch, tmp_path
+):
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
+    # another process of this machine may be starting there
+    monkeypatch.setattr("frontend.cli.connected._is_being_started", lambda _address: False)
     assert "yours" not in run("info")[2][0]
-    with listed(RunningDaemon(pid=os.getpid(), model="T", address="ipc:///x", files="")):
-        assert run("info")[2][0].endswith("one of yours that run: --address ipc:///x (T)")
+    start_engine(next_token=saying("ok", then_eos=True))
+    with listed(RunningDaemon(pid=os.getpid(), model="T", address=address, files="")):
+        said = [f"engine-client: talking with T at {address}"]
+        assert run("complete", "Hi") == (0, "ok\n", said)
+        with listed(RunningDaemon(pid=1, model="U", address="ipc:///x", files="")):
+            assert "one of yours that run: --address " in run("info")[2][0]
 
 
 @pytest.mark.parametrize("option", ["--connect-timeout", "--reconnect-timeout"])

@@ -318,7 +318,8 @@ def test_models_go_by_their_names_with_a_tag_or_without(serve, names):
             assert (details["parameter_size"], details["quantization_level"]) == (
                 "134.52M", "Q4_1",
             )  # fmt: skip
-    for name in {*tagged, *(name.removesuffix(":latest") for name in tagged)}:
+    short = {name.removesuffix(":latest") for name in tagged}
+    for name in {*tagged, *short, min(short).upper()}:
         assert chat(http, model=name, stream=False).json()["model"] == name
         shown = http.post("/api/show", json={"model": name}).json()
         assert shown["model_info"][shown["details"]["family"] + ".context_length"] == 512
