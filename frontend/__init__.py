@@ -89,6 +89,7 @@ _OTHERS_OF_VLLM = {
     "EngineArgs": "keyword arguments of LLM",
     "AsyncLLMEngine": "AsyncLLM; `await AsyncLLM.launch(model, ...)` starts an engine",
     "AsyncEngineArgs": "keyword arguments of `await AsyncLLM.launch(model, ...)`",
+    "EmbeddingOutput": "EmbeddingRequestOutput, whose outputs has embedding",
 }
 """vLLM's names that have no equal here, and what to use."""
 

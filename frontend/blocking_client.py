@@ -16,7 +16,7 @@ from frontend.pooling import (
     PoolingRequestOutput,
     ScoringRequestOutput,
 )
-from frontend.pooling_params import PoolingParams
+from frontend.pooling_params import PoolingParamsInput
 from frontend.sampling_params import SamplingParams
 from frontend.text.tokenizer import Tokenizer
 from protocol.outputs import ModelInfo
@@ -113,7 +113,7 @@ class BlockingClient:
     def embed(
         self,
         prompts: PromptsInput,
-        pooling_params: PoolingParams | None = None,
+        pooling_params: PoolingParamsInput = None,
         use_tqdm: bool | Callable[..., Any] = True,
         **more: Any,
     ) -> list[EmbeddingRequestOutput]:
@@ -126,7 +126,7 @@ class BlockingClient:
     def classify(
         self,
         prompts: PromptsInput,
-        pooling_params: PoolingParams | None = None,
+        pooling_params: PoolingParamsInput = None,
         use_tqdm: bool | Callable[..., Any] = True,
         **more: Any,
     ) -> list[ClassificationRequestOutput]:
@@ -136,7 +136,7 @@ class BlockingClient:
     def reward(
         self,
         prompts: PromptsInput,
-        pooling_params: PoolingParams | None = None,
+        pooling_params: PoolingParamsInput = None,
         use_tqdm: bool | Callable[..., Any] = True,
         **more: Any,
     ) -> list[PoolingRequestOutput]:
@@ -146,7 +146,7 @@ class BlockingClient:
     def encode(
         self,
         prompts: PromptsInput,
-        pooling_params: PoolingParams | None = None,
+        pooling_params: PoolingParamsInput = None,
         use_tqdm: bool | Callable[..., Any] = True,
         *,
         pooling_task: str | None = None,
@@ -160,7 +160,7 @@ class BlockingClient:
         self,
         data_1: str | Sequence[str],
         data_2: str | Sequence[str],
-        pooling_params: PoolingParams | None = None,
+        pooling_params: PoolingParamsInput = None,
         use_tqdm: bool | Callable[..., Any] = True,
         **more: Any,
     ) -> list[ScoringRequestOutput]:
@@ -175,7 +175,7 @@ class BlockingClient:
         self,
         run: Callable[..., Coroutine[Any, Any, T]],
         prompts: PromptsInput,
-        pooling_params: PoolingParams | None,
+        pooling_params: PoolingParamsInput,
         use_tqdm: bool | Callable[..., Any],
         more: dict[str, Any],
     ) -> T:

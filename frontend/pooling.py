@@ -14,7 +14,7 @@ from frontend.errors import InvalidInput, RequestFailed
 from frontend.event_loop import Pause
 from frontend.inputs.prompts import PromptsInput, chars_of, split_prompts
 from frontend.outputs import RequestOutput
-from frontend.pooling_params import PoolingParams
+from frontend.pooling_params import PoolingParamsInput, each_of
 from frontend.request_options import RequestOptions, adapter_of
 from frontend.request_state import RequestState
 from frontend.text.long_texts import read_texts
@@ -82,7 +82,7 @@ class PoolingCalls(EngineClient):
     async def embed(
         self,
         prompts: PromptsInput,
-        pooling_params: PoolingParams | None = None,
+        pooling_params: PoolingParamsInput = None,
         *,
         prompt_name: str | None = None,
         **more: Any,
@@ -98,7 +98,7 @@ class PoolingCalls(EngineClient):
         ]
 
     async def classify(
-        self, prompts: PromptsInput, pooling_params: PoolingParams | None = None, **more: Any
+        self, prompts: PromptsInput, pooling_params: PoolingParamsInput = None, **more: Any
     ) -> list[ClassificationRequestOutput]:
         """Probabilities of the labels. `more`: see `pool`."""
         found = await self.pool(
@@ -110,7 +110,7 @@ class PoolingCalls(EngineClient):
         ]
 
     async def reward(
-        self, prompts: PromptsInput, pooling_params: PoolingParams | None = None, **more: Any
+        self, prompts: PromptsInput, pooling_params: PoolingParamsInput = None, **more: Any
     ) -> list[PoolingRequestOutput]:
         """The labels of each token, or of each step. `more`: see `pool`."""
         return await self.encode(prompts, pooling_params, pooling_task="token_classify", **more)
@@ -118,7 +118,7 @@ class PoolingCalls(EngineClient):
     async def encode(
         self,
         prompts: PromptsInput,
-        pooling_params: PoolingParams | None = None,
+        pooling_params: PoolingParamsInput = None,
         *,
         pooling_task: str | None = None,
         **more: Any,
@@ -127,7 +127,7 @@ class PoolingCalls(EngineClient):
         `more`: see `pool`."""
         each_prompt = split_prompts(prompts)
         await self.ready()
-        own_task = None if pooling_params is None else pooling_params.task
+        own_task = next((each.task for each in each_of(pooling_params, len(each_prompt))), None)
         task = self.pooling_task(pooling_task or own_task)
         found = await self.pool(each_prompt, pooling_params, task, **more)
         outputs = []
@@ -142,7 +142,7 @@ class PoolingCalls(EngineClient):
         self,
         data_1: Sequence[str],
         data_2: Sequence[str],
-        pooling_params: PoolingParams | None = None,
+        pooling_params: PoolingParamsInput = None,
         **more: Any,
     ) -> list[ScoringRequestOutput]:
         """Of each text of `data_2` with that of `data_1`, or with its only one: by a model with one
@@ -179,7 +179,7 @@ class PoolingCalls(EngineClient):
     async def pool(
         self,
         prompts: Sequence[object],
-        pooling_params: PoolingParams | None,
+        pooling_params: PoolingParamsInput,
         task: PoolingTask,
         *,
         request_id: str | None = None,
@@ -192,12 +192,12 @@ class PoolingCalls(EngineClient):
         behind `request_id`."""
         await self.ready()
         await self.know_adapter(adapter_of(options))
-        params = pooling_params or PoolingParams()
+        each_params = each_of(pooling_params, len(prompts))
         process = self.input_processor
         process.check_task(task)
         one = len(prompts) == 1
         requests, pause = [], Pause()
-        for index, prompt in enumerate(prompts):
+        for index, (prompt, params) in enumerate(zip(prompts, each_params, strict=True)):
             name = "prompt" if one else f"prompt {index}"
             read = functools.partial(
                 process.pooled_prompt, prompt, params, name, add_special_tokens=add_special_tokens

@@ -1,5 +1,6 @@
 """Parameters of a pooling request, as its user gives them."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -46,3 +47,21 @@ class PoolingParams:
             use_activation=self.use_activation,
             second_segment_start=second_segment_start,
         )
+
+
+PoolingParamsInput = PoolingParams | Sequence[PoolingParams] | None
+
+
+def each_of(params: PoolingParamsInput, num_prompts: int) -> Sequence[PoolingParams]:
+    """The parameters of each prompt. Raises InvalidInput: not as many, or of another type."""
+    if not isinstance(params, Sequence):
+        params = [params or PoolingParams()] * num_prompts
+    for other in (each for each in params if not isinstance(each, PoolingParams)):
+        raise InvalidInput(
+            f"pooling_params is of type {type(other).__name__}, it must be PoolingParams"
+        )
+    if len(params) != num_prompts:
+        raise InvalidInput(
+            f"there are {num_prompts} prompts and {len(params)} pooling_params; give one per prompt"
+        )
+    return params

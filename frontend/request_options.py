@@ -72,9 +72,15 @@ def wire_options(
     timeout_s: float | None = None,
     adapter: str | None = None,
     lora_request: LoRARequest | None = None,
+    **unknown: object,
 ) -> dict[str, Any]:
     """These `RequestOptions` as fields of an EngineRequest; the salt is not checked.
     Raises InvalidInput unless they are a 32-bit whole number, a name, seconds and one adapter."""
+    for name in unknown:
+        raise InvalidInput(
+            f"there is no option {name}; there are priority, tenant, cache_salt, timeout_s, "
+            "adapter and lora_request, and the fields of SamplingParams and PoolingParams"
+        )
     with as_invalid_input():
         check_timeout(timeout_s)
         check_whole("priority", priority, minimum=-_MAX_PRIORITY, maximum=_MAX_PRIORITY)

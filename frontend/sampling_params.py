@@ -32,6 +32,8 @@ _RECOMMENDABLE = _REALS | {"top_k", "max_tokens", "min_tokens"}
 FIRST_ANSWER_SAMPLING = {"temperature": 0.8, "top_k": 40, "top_p": 0.95}
 """At the terminal, for a model that recommends nothing: llama.cpp's defaults, and nearly Ollama's.
 Python has vLLM's, which draw from the whole distribution."""
+GuidedDecodingParams = StructuredOutputsParams
+"""The name in earlier versions of vLLM."""
 _SAME_IN_ENGINE = _REALS | {"ignore_eos", "logprobs"}
 
 

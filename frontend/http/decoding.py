@@ -25,7 +25,8 @@ _HALF_PAIR = re.compile(
 _SAME = (
     ("max_tokens", "max_completion_tokens", "max_output_tokens", "max_new_tokens", "num_predict",
      "n_predict", "max_length"),
-    ("stop", "stop_sequences"), ("repetition_penalty", "repeat_penalty"),
+    ("stop", "stop_sequences"), ("temperature", "temp"), ("id_slot", "slot_id"),
+    ("repetition_penalty", "repeat_penalty"),
     ("n", "num_return_sequences"), ("tools", "functions"), ("tool_choice", "function_call"),
     ("messages", "prompt", "input"), ("instructions", "system"),
 )  # fmt: skip

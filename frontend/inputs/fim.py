@@ -60,7 +60,9 @@ def fim_format(tokenizer: Tokenizer, model: str) -> FimFormat:
     if len(wanted) == len(_STATED):
         pre, suf, mid = (stated[name] for name in _STATED)
         return _of_row(tokenizer, [pre, PREFIX, suf, SUFFIX, mid], {})
-    raise InvalidInput(f"{model!r:.200} has no tokens for filling in; omit suffix")
+    raise InvalidInput(
+        f"{model!r:.200} has no tokens for filling in; omit suffix, or serve a model that has"
+    )
 
 
 def _ids(tokenizer: Tokenizer, parts: Sequence[str]) -> tuple[int | str, ...] | None:

@@ -168,6 +168,11 @@ def _with_joined_parts(index: int, message: dict[str, Any]) -> dict[str, Any]:
             texts.append(part["placeholder"])  # of an image or a sound
         else:
             kind = part.get("type") if isinstance(part, dict) else type(part).__name__
+            if kind == "text":
+                raise ChatTemplateError(
+                    f"message {index} has a part of type 'text' without a text; write it as "
+                    "{'type': 'text', 'text': ...}"
+                )
             raise ChatTemplateError(
                 f"message {index} has a part of type {kind!r}, this model's chat template takes "
                 "text only; send parts of type 'text'"

@@ -156,6 +156,18 @@ def test_parameters_outside_their_limits_are_refused():
         PoolingParams(truncation_side="up")
 
 
+async def test_each_text_may_have_parameters_of_its_own(connect):
+    llm, engine = await connect(VECTORS)
+    await llm.embed(["a", "b"], [PoolingParams(dimensions=2), PoolingParams(dimensions=3)])
+    assert [each.pooling_params.dimensions for each in engine.requests] == [2, 3]
+    for params, words in (
+        ([PoolingParams()], "2 prompts and 1 pooling_params"),
+        ({"dimensions": 2}, "pooling_params is of type dict"),
+    ):
+        with pytest.raises(InvalidInput, match=words):
+            await llm.embed(["a", "b"], params)
+
+
 async def test_nothing_is_sent_if_one_prompt_cannot_be_served(connect):
     llm, engine = await connect(VECTORS)
     with pytest.raises(InvalidInput, match="prompt 1 is empty"):

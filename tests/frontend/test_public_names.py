@@ -30,9 +30,14 @@ def test_a_name_of_vllm_that_is_not_here_says_what_to_use(name, instead):
 
 
 def test_vllms_parameters_can_be_imported_from_where_vllm_has_them():
-    from frontend.sampling_params import BeamSearchParams, StructuredOutputsParams
+    from frontend.sampling_params import (
+        BeamSearchParams,
+        GuidedDecodingParams,
+        StructuredOutputsParams,
+    )
 
     assert BeamSearchParams is frontend.BeamSearchParams
+    assert GuidedDecodingParams is StructuredOutputsParams
     assert StructuredOutputsParams(json={}).json == {}
 
 

@@ -52,6 +52,7 @@ def test_a_batch_has_a_priority_a_prompt_and_one_tenant(engine):
         ({"timeout_s": 0}, "timeout_s is 0, it must be a finite number of seconds above 0"),
         ({"timeout_s": "5"}, "timeout_s is '5'"),
         ({"timeout_s": float("inf")}, "timeout_s is inf"),
+        ({"top_k": 3}, "there is no option top_k.* fields of SamplingParams"),
     ],
 )
 async def test_what_is_none_is_refused_before_it_is_sent(client, engine, turn, words):

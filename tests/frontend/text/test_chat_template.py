@@ -93,6 +93,9 @@ def test_image_for_a_template_that_takes_texts_is_refused_by_name():
     chat = [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]}]
     with pytest.raises(ChatTemplateError, match="message 0 has a part of type 'image_url'"):
         render_chat(samples.TEMPLATES["chatml"], chat)
+    chat = [{"role": "user", "content": [{"type": "text"}]}]
+    with pytest.raises(ChatTemplateError, match="part of type 'text' without a text"):
+        render_chat(samples.TEMPLATES["chatml"], chat)
 
 
 def test_reasoning_fields_are_aliased_like_in_transformers():
