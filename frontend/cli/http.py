@@ -99,7 +99,6 @@ def http(
             f"unknown option {engine_options[0]!r}; options of daemons need a --model NAME "
             "without an address"
         )
-    check_engine_options(engine_options, started.command, on_demand)
     if not models:
         names[()] = list(served_model_name or [])
     served = ServedModels(
@@ -118,6 +117,7 @@ def http(
     for name, count in Counter(served.names()).items():
         if count > 1:
             raise UsageError(f"--model {name} is given twice; give each engine its own name")
+    check_engine_options(engine_options, started.command, on_demand)
 
     async def start() -> Backend:
         return Backend(served)
