@@ -30,6 +30,7 @@ from frontend.load.clients import (
 from frontend.load.http_streams import ServerError
 from frontend.load.interrupt import interrupted_by_sigterm
 from frontend.load.options import (
+    SEVERAL,
     LoadOptions,
     ReportOptions,
     TargetOptions,
@@ -147,8 +148,7 @@ def compare(
     /,
     *,
     goodput: Annotated[
-        tuple[str, ...],
-        Parameter(help="SLOs in ms, as ttft:500.", consume_multiple=True, negative=""),
+        tuple[str, ...], SEVERAL, Parameter(help="SLOs, ms: ttft:500 tpot:50.")
     ] = (),
     json: Annotated[Path | None, Parameter(help="Where the document goes.")] = None,
     html: Annotated[Path | None, Parameter(help="A page with pictures.")] = None,

@@ -24,7 +24,7 @@ from frontend.load.workload import (
 from frontend.sampling_params import RequestOutputKind, SamplingParams
 from protocol.addresses import default_address
 
-_ANY = Parameter(consume_multiple=True, negative="")
+SEVERAL = Parameter(consume_multiple=True, negative="", show_default=False)
 
 
 @Parameter(name="*", group="Target")
@@ -36,12 +36,14 @@ class TargetOptions:
         Literal["engine", "engine-chat", "openai", "openai-chat", "ollama", "ollama-chat"] | None,
         Parameter(help="Default: engine; with --base-url openai."),
     ] = None
-    address: Annotated[str | None, Parameter(help="Of a daemon; default: as `chat` has it.")] = None
+    address: Annotated[
+        str | None, Parameter(help="A daemon's; default: the usual one, as for `chat`.")
+    ] = None
     keys: Annotated[Path | None, Parameter(help="Your key's file, for a daemon with keys.")] = None
     base_url: Annotated[str | None, Parameter(help="Of a server; its key: OPENAI_API_KEY.")] = None
     endpoint: Annotated[str | None, Parameter(help="Path; default: the API's own.")] = None
     model: Annotated[str | None, Parameter(help="Default: the first that a server names.")] = None
-    header: Annotated[tuple[str, ...], _ANY, Parameter(help="KEY=VALUE, to a server.")] = ()
+    header: Annotated[tuple[str, ...], SEVERAL, Parameter(help="KEY=VALUE, to a server.")] = ()
     insecure: Annotated[bool, Parameter(help="Do not check certificates.", negative="")] = False
     extra_body: Annotated[str | None, Parameter(help="JSON: more fields; null: less.")] = None
     temperature: Annotated[float, option("0 is greedy.", gte=0)] = 0.0
@@ -99,11 +101,13 @@ class LoadOptions:
     """When it is sent."""
 
     request_rate: Annotated[
-        tuple[float, ...], _ANY, Parameter(help="A second; several: a run each. inf: no waiting.")
+        tuple[float, ...],
+        SEVERAL,
+        Parameter(help="A second; several: a run each. Default: inf, all at once."),
     ] = (math.inf,)
     burstiness: Annotated[float, Parameter(help="1: Poisson; below: bursts; inf: constant.")] = 1.0
     max_concurrency: Annotated[
-        tuple[int, ...], _ANY, Parameter(help="Most requests at once; several: a run each.")
+        tuple[int, ...], SEVERAL, Parameter(help="Most requests at once; several: a run each.")
     ] = ()
     ramp_up_strategy: Literal["linear", "exponential"] | None = None
     ramp_up_start_rps: Annotated[float | None, option("First rate.", gt=0)] = None
@@ -187,11 +191,13 @@ class LoadOptions:
 class ReportOptions:
     """What is told. A table goes to stderr, JSON to a stdout that is no terminal."""
 
-    goodput: Annotated[tuple[str, ...], _ANY, Parameter(help="SLOs, ms: ttft:500 tpot:50.")] = ()
+    goodput: Annotated[tuple[str, ...], SEVERAL, Parameter(help="SLOs, ms: ttft:500 tpot:50.")] = ()
     metric_percentiles: Annotated[str, Parameter(help="As 50,90,99.9.")] = "50,90,95,99"
-    metadata: Annotated[tuple[str, ...], _ANY, Parameter(help="KEY=VALUE, kept.")] = ()
+    metadata: Annotated[tuple[str, ...], SEVERAL, Parameter(help="KEY=VALUE, kept.")] = ()
     label: Annotated[str | None, Parameter(help="Name of the result; default: its load.")] = None
-    out: Annotated[Path | None, Parameter(help="OUT.json and OUT.html: both, by one name.")] = None
+    out: Annotated[Path | None, Parameter(help="OUT.json and OUT.html, as by the next ones.")] = (
+        None
+    )
     json: Annotated[Path | None, Parameter(help="The result with every request.")] = None
     csv: Annotated[Path | None, Parameter(help="A row a request.")] = None
     html: Annotated[Path | None, Parameter(help="A page with pictures.")] = None
