@@ -33,7 +33,7 @@ async def connected(daemon: DaemonOptions, command: str) -> AsyncIterator[AsyncL
         UsageError: a time limit that is none.
         EngineClientError: no engine answers.
     """
-    daemon = _or_the_only_one(daemon)
+    daemon = or_the_only_one(daemon)
     llm = daemon.client(command)
     notices = _WaitNotices(llm, daemon)
     try:
@@ -47,11 +47,13 @@ async def connected(daemon: DaemonOptions, command: str) -> AsyncIterator[AsyncL
         await llm.close()
 
 
-def _or_the_only_one(daemon: DaemonOptions) -> DaemonOptions:
+def or_the_only_one(daemon: DaemonOptions) -> DaemonOptions:
     """With the address of this user's only daemon, as `serve` and `run` start it, where none was
     asked for, and none listens or starts at the default one."""
+    if daemon.address is not None:
+        return daemon
     default = default_address()
-    if daemon.address is None and not (_is_listened_at(default) or _is_being_started(default)):
+    if not (_is_listened_at(default) or _is_being_started(default)):
         running = running_daemons()
         if len(running) == 1 and running[0].is_ready and running[0].address.startswith("ipc://"):
             (only,) = running

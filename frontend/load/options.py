@@ -11,7 +11,8 @@ from typing import Annotated, Any, Literal, Self
 import msgspec
 from cyclopts import Parameter
 
-from frontend.cli.options import option, refuse_without_effect
+from frontend.cli.connected import or_the_only_one
+from frontend.cli.options import DaemonOptions, option, refuse_without_effect
 from frontend.load.clients import ClosedLoop, Daemon, OpenLoop, Target
 from frontend.load.http_streams import ENDPOINTS, Server
 from frontend.load.records import SLOS
@@ -37,7 +38,7 @@ class TargetOptions:
         Parameter(help="Default: engine; with --base-url openai."),
     ] = None
     address: Annotated[
-        str | None, Parameter(help="A daemon's; default: the usual one, as for `chat`.")
+        str | None, Parameter(help="A daemon's; default: the default one, or your only daemon.")
     ] = None
     keys: Annotated[Path | None, Parameter(help="Your key's file, for a daemon with keys.")] = None
     base_url: Annotated[str | None, Parameter(help="Of a server; its key: OPENAI_API_KEY.")] = None
@@ -68,7 +69,8 @@ class TargetOptions:
                 ignore_eos=self.ignore_eos,
                 output_kind=RequestOutputKind.DELTA,
             )
-            return Daemon(self.address or default_address(), self.keys, sampling)
+            daemon = or_the_only_one(DaemonOptions(address=self.address))
+            return Daemon(daemon.address or default_address(), self.keys, sampling)
         refuse_without_effect(self, ("address", "keys"), f"--backend is {self.api}")
         if self.base_url is None:
             raise ValueError(f"--backend {self.api} needs a --base-url")
