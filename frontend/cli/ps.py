@@ -19,6 +19,7 @@ from frontend.engine.transport import ZmqTransport
 from frontend.engine_calls import Engine
 from frontend.errors import EngineClientError
 from frontend.event_loop import Clock, run
+from protocol.calls import EngineStatistics
 from protocol.keys import read_client_key
 from protocol.memory import process_memory_bytes
 from protocol.running_daemons import RunningDaemon, running_daemons
@@ -48,16 +49,26 @@ async def _all_described(keys: Path | None) -> list[dict[str, Any]]:
 
 async def _described(daemon: RunningDaemon, keys: Path | None) -> dict[str, Any]:
     """`running` and `waiting` requests are None where it does not answer."""
-    running: int | None = None
-    waiting: int | None = None
+    now = await statistics_of(daemon.address, keys)
+    return {
+        **msgspec.structs.asdict(daemon),
+        "uptime_s": round(time.time() - daemon.started_s, 1),
+        "memory_bytes": process_memory_bytes(daemon.pid),
+        "num_running": None if now is None else now.num_running,
+        "num_waiting": None if now is None else now.num_waiting,
+    }
+
+
+async def statistics_of(address: str, keys: Path | None = None) -> EngineStatistics | None:
+    """None: the daemon there did not answer in time. Raises InvalidParameter: see `ps`."""
     key = None
-    if keys is not None and daemon.address.startswith("tcp://"):
-        key = read_client_key(keys, daemon.address)
+    if keys is not None and address.startswith("tcp://"):
+        key = read_client_key(keys, address)
     with contextlib.suppress(EngineClientError, TimeoutError):
         session = EngineSession(  # and no client, which would build the tokenizer
-            transport=ZmqTransport(daemon.address, key),
+            transport=ZmqTransport(address, key),
             options=ConnectionOptions(
-                address=daemon.address,
+                address=address,
                 client_name="engine-client ps",
                 connect_timeout_s=_ANSWER_S,
                 reconnect_timeout_s=_ANSWER_S,
@@ -67,17 +78,10 @@ async def _described(daemon: RunningDaemon, keys: Path | None) -> dict[str, Any]
         )
         try:
             async with asyncio.timeout(_ANSWER_S):
-                now = await Engine(daemon.address, session).statistics()
-                running, waiting = now.num_running, now.num_waiting
+                return await Engine(address, session).statistics()
         finally:
             await session.close()
-    return {
-        **msgspec.structs.asdict(daemon),
-        "uptime_s": round(time.time() - daemon.started_s, 1),
-        "memory_bytes": process_memory_bytes(daemon.pid),
-        "num_running": running,
-        "num_waiting": waiting,
-    }
+    return None
 
 
 def _row(daemon: dict[str, Any]) -> list[str]:

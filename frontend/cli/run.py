@@ -1,5 +1,6 @@
 """`engine-client run`: a conversation with a model, or one answer; with a daemon if none has it."""
 
+import asyncio
 import itertools
 import os
 import stat
@@ -21,6 +22,7 @@ from frontend.cli.options import (
     check_engine_options,
     print_fault,
 )
+from frontend.cli.ps import statistics_of
 from frontend.engine.daemon import ChildDaemon
 from frontend.errors import EngineStartError
 from frontend.event_loop import run as run_on_loop
@@ -29,6 +31,8 @@ from protocol.presets import find_preset, model_of
 from protocol.programs import python_module
 
 _SILENT_S = 2.0
+_LOOK_S = 0.2
+_LOOKS_BEFORE_A_WORD = 5
 
 
 def run(
@@ -95,9 +99,22 @@ def run(
                 raise
             print_fault(child.last_line.removeprefix("engine-core: "))  # it says all
             return EXIT_FAULT
-        return talk(child.address)
+        code = talk(child.address)
+        run_on_loop(_others_left(child, model))
+        return code
     finally:
         run_on_loop(child.close())
+
+
+async def _others_left(child: ChildDaemon, model: str) -> None:
+    """Returns once no other terminal talks with the daemon, which ends then."""
+    for look in itertools.count():
+        now = await statistics_of(child.address)
+        if child.has_ended or (now is not None and now.num_clients < 2):  # one of them asks
+            return
+        if look == _LOOKS_BEFORE_A_WORD:
+            print_fault(f"others talk with {model}, which ends behind the last; Ctrl-C ends it now")
+        await asyncio.sleep(_LOOK_S)
 
 
 def _piped_text() -> str:

@@ -1,6 +1,8 @@
 """`engine-client run MODEL`: whose daemon answers."""
 
 import os
+import subprocess
+from types import SimpleNamespace
 
 import pytest
 from fake_model import TOKENIZER, saying
@@ -54,6 +56,38 @@ def test_what_is_piped_stands_before_the_question_and_is_one_prompt(
     (request,) = engine.requests
     prompt = " ".join(["def f(x):\n  return x", *question])
     assert TOKENIZER.decode(request.prompt_token_ids) == f"user:{prompt};"
+
+
+def test_a_daemon_that_another_terminal_uses_ends_when_that_has_left(
+    start_engine, address, capsys, monkeypatch, tmp_path
+):
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
+    start_engine(next_token=saying("ok", then_eos=True))
+    looks, closed_after = [], []
+
+    class Started:
+        has_ended = False
+
+        def __init__(self, _arguments):
+            self.address = address
+
+        async def ready(self, _timeout_s):
+            pass
+
+        async def close(self):
+            closed_after.append(len(looks))
+
+    async def statistics_of(_address):
+        looks.append(1)
+        return SimpleNamespace(num_clients=2 if len(looks) < 7 else 1)
+
+    monkeypatch.setattr("frontend.cli.run.statistics_of", statistics_of)
+    monkeypatch.setattr("frontend.cli.run.ChildDaemon", Started)
+    monkeypatch.setattr(subprocess, "run", lambda *_, **__: SimpleNamespace(returncode=0))
+    assert run_command_line(["run", "tiny", "Hi"]) == 0
+    said = capsys.readouterr()
+    assert (said.out, closed_after) == ("ok\n", [7])
+    assert "others talk with tiny" in said.err
 
 
 def test_an_option_that_nobody_knows_is_said_before_anything_is_fetched(capfd):
