@@ -2,6 +2,7 @@
 
 import asyncio
 import difflib
+import itertools
 import json
 import re
 from collections.abc import AsyncIterable, Callable
@@ -29,6 +30,7 @@ _SAME = (
     ("repetition_penalty", "repeat_penalty"),
     ("n", "num_return_sequences"), ("tools", "functions"), ("tool_choice", "function_call"),
     ("messages", "prompt", "input"), ("instructions", "system"),
+    ("response_format", "text", "format", "output_config"),
 )  # fmt: skip
 """Names of one thing in several APIs."""
 _NEAR = 16
@@ -186,9 +188,15 @@ def _meant(name: str, kind: Any) -> str:
     """Which field an unknown one of a body may have been, for its refusal."""
     if name == "extra_body":
         return ": what the openai package has under this name are fields of the body itself"
-    found = inspect.type_info(kind)
-    known = [each.encode_name for each in getattr(found, "fields", ())]
-    same = [each for group in _SAME if name in group for each in group if each in known]
+    fields = getattr(inspect.type_info(kind), "fields", ())
+    known = [each.encode_name for each in fields]
+    for each in fields:  # Ollama's
+        if each.encode_name == "options" and isinstance(each.type, inspect.UnionType):
+            inner = (getattr(part, "fields", ()) for part in each.type.types)
+            known += [f"options.{part.encode_name}" for part in itertools.chain(*inner)]
+    same = [f"options.{name}"] * (f"options.{name}" in known)
+    names = [each for group in _SAME if name in group for each in group]
+    same += [each for each in known if each.removeprefix("options.") in names]
     near = same or difflib.get_close_matches(name, known, n=1, cutoff=0.75)
     return f", or did you mean {near[0]!r}?" if near else ""
 

@@ -184,14 +184,17 @@ def _texts(name: str, content: str | list[Part]) -> str | list[Part]:
         if part.get("type") == "input_image":
             texts.append(part)
             continue
-        text = part.get("refusal" if part.get("type") == "refusal" else "text")
-        if part.get("type") not in (*_TEXTS, "refusal") or not isinstance(text, str):
+        field = "refusal" if part.get("type") == "refusal" else "text"
+        if part.get("type") not in (*_TEXTS, "refusal"):
             raise ApiError(
                 400,
                 f"{name}[{index}] is of type {part.get('type')!r}, which is not supported; send "
                 "parts of type 'input_text'",
                 param=f"{name}[{index}]",
             )
+        if not isinstance(text := part.get(field), str):
+            what = f"{name}[{index}].{field}"
+            raise ApiError(400, f"{what} is missing, or no text; give it", param=what)
         texts.append({"type": "text", "text": text})
     return texts
 

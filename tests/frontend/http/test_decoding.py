@@ -14,6 +14,7 @@ from frontend.http.api_errors import ApiError
 from frontend.http.app import OPERATIONS
 from frontend.http.decoding import BodyCounter, decode
 from frontend.http.generation.requests import ChatCompletionRequest, CompletionRequest
+from frontend.http.ollama.bodies import ChatRequest
 
 JSON = st.recursive(
     st.none() | st.integers() | st.text(st.sampled_from('a,:{}[]"\\é\n')),
@@ -113,12 +114,15 @@ def test_an_unknown_field_that_asks_for_something_is_refused_by_name(fields, par
         (ChatCompletionRequest, "extra_body", "fields of the body itself"),
         (ChatCompletionRequest, "colour", "omit it$"),
         (MessagesRequest, "stop", "or did you mean 'stop_sequences'"),
+        (ChatRequest, "temperature", "or did you mean 'options.temperature'"),
+        (ChatRequest, "max_tokens", "or did you mean 'options.num_predict'"),
+        (ChatRequest, "response_format", "or did you mean 'format'"),
     ],
 )
 def test_an_unknown_field_is_answered_with_the_one_that_was_meant(kind, name, meant):
     messages = [{"role": "user", "content": "a"}]
     with pytest.raises(ApiError, match=meant):
-        decoded(kind, {"model": "m", "max_tokens": 1, "messages": messages, name: 1})
+        decoded(kind, {"model": "m", "messages": messages, name: 1})
 
 
 @pytest.mark.parametrize(

@@ -174,6 +174,10 @@ def test_the_response_of_one_key_is_unknown_to_another(engine, tmp_path):
             {"given": [{"role": "user", "content": [{"type": "input_file"}]}]},
             "input[0].content[0]",
         ),
+        (
+            {"given": [{"role": "user", "content": [{"type": "input_text"}]}]},
+            "input[0].content[0].text",
+        ),
     ],
 )
 def test_what_cannot_be_served_is_refused_by_name(http_of_refusals, fields, param):
