@@ -1,10 +1,4 @@
-"""`engine-client bench`, and `compare` behind it, of a checkout that is not installed:
-
-    python scripts/load_test.py --request-rate 2 --num-prompts 200
-    python scripts/load_test.py compare before.json after.json
-
-See docs/guides/load_tests.md
-"""
+"""`engine-client bench`, or with `compare` first that, of a checkout that is not installed."""
 
 import sys
 from pathlib import Path

@@ -17,11 +17,7 @@ from frontend.load.clients import ClosedLoop, Daemon, OpenLoop, Target
 from frontend.load.http_streams import ENDPOINTS, Server
 from frontend.load.records import SLOS
 from frontend.load.traces.trace import MAX_REQUESTS
-from frontend.load.workload import (
-    Arrivals,
-    DatasetOptions,
-    Workload,
-)
+from frontend.load.workload import Arrivals, DatasetOptions, Workload
 from frontend.sampling_params import RequestOutputKind, SamplingParams
 from protocol.addresses import default_address
 

@@ -17,6 +17,7 @@ from typing import Any
 from protocol.release import release_line
 
 _ROOT = Path(__file__).parents[2]
+_usable_cores = getattr(os, "sched_getaffinity", None)  # of Linux
 _COLUMNS = ("mean", "p50", "p90", "p95", "p99", "max")
 
 
@@ -31,7 +32,7 @@ def describe_run() -> dict[str, Any]:
         "commit": _commit(),
         "machine": {
             "processor": _processor(),
-            "cores": _cores(),
+            "cores": len(_usable_cores(0)) if _usable_cores else os.cpu_count(),
             "memory_bytes": _memory_bytes(),
         },
         "versions": {
@@ -87,18 +88,10 @@ def _processor() -> str:
     return platform.processor()
 
 
-def _cores() -> int | None:
-    """Those that this process may use, where the system tells."""
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count()
-
-
 def _memory_bytes() -> int | None:
-    """None where the system does not tell, as Windows."""
-    if "SC_PHYS_PAGES" not in getattr(os, "sysconf_names", ()):
-        return None
-    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    """None on Windows."""
+    has_it = hasattr(os, "sysconf")
+    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") if has_it else None
 
 
 def _version(distribution: str) -> str | None:

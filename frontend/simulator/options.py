@@ -54,10 +54,8 @@ class TraceOptions:
     period: Annotated[float, option("Diurnal: seconds.", gt=0)] = 3600.0
     prompt_len: Annotated[
         str,
-        Parameter(
-            help="Tokens: 512, uniform:A:B, log-uniform:A:B, lognormal:MEDIAN:SIGMA:MAX",
-            alias="--input-len",
-        ),
+        Parameter(help="Tokens: 512, uniform:A:B, log-uniform:A:B, lognormal:MEDIAN:SIGMA:MAX"),
+        Parameter(alias="--input-len"),
     ] = "log-uniform:32:2048"
     output_len: Annotated[str, Parameter(help="Tokens, in the same forms.")] = "log-uniform:16:512"
     length_pairs: Annotated[
