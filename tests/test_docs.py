@@ -50,6 +50,26 @@ def test_files_of_ours_that_a_page_names_are_there(page):
     assert not [name for name in named if f"/{name}\n" not in files]
 
 
+def test_a_name_that_a_page_puts_beside_its_file_stands_there():
+    """`Name` (`file.py`) and `file.py: Name`."""
+    suffixes = r"\.(?:py|h|cpp|js)"
+    beside = re.compile(rf"`([\w.]+)` \(`([\w/]+{suffixes})`\)|`([\w/]+{suffixes}): ([\w.]+)`")
+    pages = "".join(page.read_text() for page in PAGES)
+    pairs = {(a or d, b or c) for a, b, c, d in beside.findall(pages)}
+    assert len(pairs) > 20
+    paths = [path for name in FOLDERS for path in (ROOT / name).rglob("*.*")]
+    wrong = [
+        (name, file)
+        for name, file in pairs
+        if not any(
+            re.search(rf"\b{name.rpartition('.')[2]}\b", path.read_text())
+            for path in paths
+            if f"/{path.relative_to(ROOT)}".endswith(f"/{file}")
+        )
+    ]
+    assert not wrong
+
+
 @pytest.mark.parametrize("page", PAGES, ids=NAMES)
 def test_every_link_of_a_page_leads_to_a_file_and_a_heading(page):
     dead = []
