@@ -33,7 +33,7 @@ from frontend.cli.options import (
 from frontend.errors import EngineClientError, InvalidInput
 from frontend.event_loop import LoopThread
 from frontend.multimodal.media import MAX_MEDIA_BYTES
-from frontend.outputs import CompletionOutput, RequestOutput
+from frontend.outputs import MAX_MODEL_LEN, CompletionOutput, RequestOutput
 from frontend.text.chat_template import own_renderers
 from protocol.presets import SAMPLING_NAMES
 
@@ -331,7 +331,9 @@ class _Chat:
         if last.finish_reason in (None, "stop"):
             return True
         if last.finish_reason == "length":
-            self._say("[the answer was cut: max_tokens or the model's length is reached]")
+            full = last.stop_reason == MAX_MODEL_LEN
+            why = "the context is full; /clear starts over" if full else "max_tokens is reached"
+            self._say(f"[the answer was cut: {why}]")
             return True
         print_fault(f"the engine ended the answer ({last.finish_reason}): {last.detail}")
         return False

@@ -27,7 +27,7 @@ from frontend.cli.options import (
 from frontend.errors import EngineClientError
 from frontend.event_loop import run
 from frontend.logprobs import Logprob
-from frontend.outputs import CompletionOutput, RequestOutput
+from frontend.outputs import MAX_MODEL_LEN, CompletionOutput, RequestOutput
 from frontend.sampling_params import RequestOutputKind
 
 
@@ -111,6 +111,12 @@ async def _complete(
         if reason in ("error", "abort", "timeout"):
             print_fault(f"the engine ended the completion ({reason}): {detail}")
             return EXIT_FAULT
+        if completion.stop_reason == MAX_MODEL_LEN and params.max_tokens is not None:
+            print_fault(
+                f"the context of {llm.model.max_model_len} tokens is full, before --max-tokens "
+                f"{params.max_tokens}; start the engine with a larger --max-model-len, if the "
+                "model was made for more"
+            )
     return 0
 
 

@@ -51,6 +51,10 @@ def test_options_reach_the_engine_over_the_models_own_defaults(run, start_engine
     assert (params.max_tokens, params.top_p, params.seed, params.min_p) == (3, 0.5, 0, 0.1)
     assert (params.temperature, params.top_k) == (0, 7)
     assert json.loads(params.extra_args) == {"a": [1]}
+    text = ["complete", "Hi", "--address", address, "--max-tokens"]
+    code, _, error = run(*text, "100000", "--ignore-eos")
+    assert code == 0 and "tokens is full, before --max-tokens 100000" in error
+    assert run(*text, "3")[2] == ""
     code, _, error = run("complete", "Hi", "--address", address, "--extra-args", "{")
     assert code == 2 and "--extra-args is no JSON" in error
 
