@@ -63,6 +63,11 @@ def test_names_have_dashes_or_underscores(read):
     ]  # fmt: skip
 
 
+def test_a_folder_of_another_node_and_its_options_are_taken(read):
+    (model,) = read(SMALL.replace("smollm2-135m-instruct", "/only/there")).models
+    assert model.daemon_arguments()[:2] == ["--model", "/only/there"]
+
+
 @pytest.mark.parametrize(
     ("resources", "options", "expected"),
     [
