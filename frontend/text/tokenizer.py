@@ -281,8 +281,8 @@ class Tokenizer:
         template = self.used_template(chat_template, has_tools=bool(options.get("tools")))
         if template is None:
             raise ChatTemplateError(
-                "this model has no chat template; pass chat_template=<Jinja2 source>, or write the "
-                "prompt yourself and use generate"
+                "this model has no chat template: it continues texts rather than answer; take an "
+                "instruct model, give chat_template (Jinja2), or have it complete a prompt"
             )
         from frontend.text.chat_template import own_renderers, render_chat, request_renderers
 

@@ -37,6 +37,7 @@ export class Settings {
     if (this.lengths.has(wanted)) find("model").value = wanted;
     this.changed();
     this.learn(find("model").value);
+    find("model").dispatchEvent(new Event("shown")); // the scheduler's view follows
   }
 
   async learn(model) {

@@ -62,6 +62,7 @@ async function follow() {
 
 function take(event, isFirst) {
   showEngines(event);
+  if (event.engine !== find("engine").value) return; // another one is followed now
   if (event.unavailable) {
     say(`The engine is away: ${event.unavailable}. The view goes on when it is back.`, true);
     fade(true);
@@ -90,12 +91,23 @@ function showEngines({ engines, engine }) {
   const shown = [...find("engine").options].map((option) => [option.value, option.text]);
   if (shown.join() === names.join()) return;
   find("engine").replaceChildren(...names.map(([id, name]) => new Option(name, id, false, id === engine)));
+  if (!shown.length) showEngineOf(find("model").value);
+}
+
+// The chat's model, where the server has several.
+function showEngineOf(model) {
+  const options = [...find("engine").options];
+  const wanted = options.find(({ text }) => text.split(" at ")[0].split(", ").includes(model));
+  if (!wanted || wanted.selected) return;
+  wanted.selected = true;
+  find("engine").dispatchEvent(new Event("change"));
 }
 
 // ---------------------------------------------------------------- drawing
 
 function draw() {
   drawing = 0;
+  if (!latest) return; // another engine was chosen
   drawnAt = performance.now();
   showState();
   showFigures(latest.statistics);
@@ -276,6 +288,7 @@ find("engine").addEventListener("change", () => {
   follow();
 });
 find("key").addEventListener("change", follow);
+find("model").addEventListener("shown", () => showEngineOf(find("model").value));
 // What the reader points at, by pointer, focus or arrow keys, is told below the picture; null: nothing.
 function point(name, at) {
   pointed[name] = at;

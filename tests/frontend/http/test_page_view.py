@@ -7,7 +7,10 @@ import httpx
 import pytest
 from browser_page import words_until
 from fake_model import saying
-from http_server import serving
+from http_server import serving, serving_models
+
+from frontend.async_llm import AsyncLLM
+from frontend.http.served_models import ServedModel, ServedModels
 
 pytestmark = [pytest.mark.slow, pytest.mark.packages]
 
@@ -105,6 +108,23 @@ def test_a_closed_view_asks_for_nothing_and_on_a_phone_chat_and_view_are_tabs(en
         num_asked = engine.num_watched
         page.wait_for_timeout(300)
         assert engine.num_watched == num_asked > 0
+
+
+def test_of_several_models_the_view_shows_that_of_the_chat(engine, open_page):
+    def client():
+        return AsyncLLM(engine.address, connect_timeout_s=1.0, reconnect_timeout_s=5.0)
+
+    models = ServedModels([ServedModel(client, (name,)) for name in ("one", "two")])
+    with serving_models(models) as url:
+        page = open_page(url)
+        page.get_by_text("The engine is idle.").wait_for()
+        shown = page.locator("#engine option:checked")
+        assert shown.inner_text() == "one"
+        page.select_option("#model", "two")
+        assert shown.inner_text() == "two"
+        page.reload()
+        page.get_by_text("The engine is idle.").wait_for()
+        assert shown.inner_text() == page.input_value("#model")
 
 
 def test_reduced_motion_moves_nothing(start_engine, open_page):

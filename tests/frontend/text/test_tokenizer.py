@@ -97,7 +97,7 @@ def test_unreadable_document_is_refused_in_words():
 
 
 def test_model_without_chat_template_says_what_to_do():
-    with pytest.raises(ChatTemplateError, match="pass chat_template="):
+    with pytest.raises(ChatTemplateError, match="give chat_template"):
         welcome(samples.byte_level()).apply_chat_template([{"role": "user", "content": "a"}])
 
 
