@@ -11,7 +11,7 @@ from cyclopts import Parameter
 from engine_core.errors import ConfigurationError, StartupError
 from engine_core.model_commands import Json, print_line, with_one_error
 from protocol.modelfile import modelfile as modelfile_of
-from protocol.modelfile import read_modelfile
+from protocol.modelfile import parameter_lines, read_modelfile
 from protocol.presets import SAMPLING_NAMES, Parameters, Preset, find_preset, write_preset
 
 if TYPE_CHECKING:
@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
 _Name = Annotated[str, Parameter(help="The new name; what had it gives way.", show=True)]
 _Any = Annotated[str, Parameter(help="A name of `engine-core list`, or a path.", show=True)]
+_Alone = Annotated[bool, Parameter(help="Print this part alone.", negative="", show=True)]
 _GENERATION_TAG = re.compile(r"\{%-?\s*(end)?generation\s*-?%\}")
 """A block of transformers' templates, which Jinja2 alone does not know."""
 
@@ -65,9 +66,17 @@ def show(
     modelfile: Annotated[
         bool, Parameter(help="Print what `create -f` reads, and no more.", negative="", show=True)
     ] = False,
+    parameters: _Alone = False,
+    template: _Alone = False,
+    system: _Alone = False,
+    license: _Alone = False,
     json: Json = False,
 ) -> None:
     """Show a model: architecture, size, context, parameters, template, system text."""
+    alone = {"parameters": parameters, "template": template, "system": system, "license": license}
+    parts = [part for part, is_asked in alone.items() if is_asked]
+    if len(parts) + modelfile + json > 1:
+        raise ConfigurationError(f"give one of --modelfile, --json, --{', --'.join(alone)}")
     preset = find_preset(name) or Preset(from_=name)
     if modelfile:
         print_line(modelfile_of(preset).rstrip())
@@ -89,6 +98,10 @@ def show(
             "path": str(files.path),
         }
         preset = preset.over(_recommended(files))
+    if parts:
+        lines = parameter_lines(preset.parameters)
+        print_line("\n".join(lines) if parameters else getattr(preset, parts[0]) or "")
+        return
     for fact, value in facts.items():
         print_line(f"{fact:<16}{value:,}" if isinstance(value, int) else f"{fact:<16}{value}")
     if files is None:

@@ -239,5 +239,6 @@ def _check_weights(options: EngineOptions) -> None:
         )
     elif options.model is None:
         raise ConfigurationError(
-            "--model is missing; name a folder, a .gguf file, a known name or a hub id"
+            "--model is missing; name a folder, a .gguf file, a known name or a hub id, as in "
+            "`engine-core run smollm2-135m-instruct`, a chat; --help has the rest"
         )

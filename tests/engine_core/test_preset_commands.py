@@ -37,6 +37,9 @@ def test_a_name_is_made_listed_copied_shown_and_removed(run, create):
     assert create("mario", text) == (0, "created mario\n", "")
     assert find_preset("mario") == Preset(from_="tiny", system="S", parameters=Parameters(top_k=3))
     assert run("show", "mario", "--modelfile")[1] == text
+    assert run("show", "mario", "--parameters")[1] == "top_k 3\n"
+    assert run("show", "mario", "--system")[1] == "S\n"
+    assert run("show", "mario", "--system", "--template")[0] == 2
     assert run("cp", "mario", "luigi")[0] == 0
     assert find_preset("luigi") == find_preset("mario")
     assert create("peach", "FROM luigi\nPARAMETER seed 1")[0] == 0
