@@ -28,10 +28,10 @@ _STRIDE_BYTES = 256 << 10
 """Bytes taken at a time: others wait meanwhile for the memory map, 0.4 ms at 0.6 GB/s."""
 _POLL_S = 0.5
 """Seconds between two looks at how many blocks are in use."""
-_FIRST_SHARE, _SHARE = 0.2, 0.05
-"""Of a core, for the first pages, which are soon needed, and for all others. The thread rests
-between, and has no low priority: the end of a process waits for its last thread, which frees the
-memory. Of low priority it would do so minutes later, where others want all cores."""
+_SHARE = 0.2
+"""Of a core, for the thread. It rests between, and has no low priority: the end of a process waits
+for its last thread, which frees the memory. Of low priority it would do so minutes later, where
+others want all cores."""
 _TAKING = threading.Lock()
 """Held while pages are taken, which keeps a cache that others have forgotten."""
 _SET_MEMPOLICY, _INTERLEAVE = {"x86_64": 238, "aarch64": 237}, 3
@@ -101,11 +101,10 @@ def _populate(
         library.syscall(number, _INTERLEAVE, ctypes.byref(every_node), 65)
     madvise = library.madvise
     madvise.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
-    num_taken, share = 0, _FIRST_SHARE
+    num_taken = 0
     while num_taken < num_blocks:
         wanted = min(num_blocks, num_filled() + num_ahead)
         if wanted <= num_taken:
-            share = _SHARE
             time.sleep(_POLL_S)
         stop = min(wanted, num_taken + stride)
         begun_s = time.monotonic()
@@ -113,7 +112,7 @@ def _populate(
             if not _take_pages(blocks(), num_taken, stop, madvise):
                 return
         num_taken = max(num_taken, stop)
-        time.sleep((time.monotonic() - begun_s) * (1 / share - 1))
+        time.sleep((time.monotonic() - begun_s) * (1 / _SHARE - 1))
 
 
 def _take_pages(
