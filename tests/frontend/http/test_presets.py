@@ -244,6 +244,7 @@ def test_a_preset_that_is_to_be_served_stands_for_its_model(monkeypatch, given, 
     write_preset("luigi", Preset(from_="tiny"))
     served = []
     monkeypatch.setattr(server, "serve", lambda _settings, start: served.append(run(start())) or 0)
+    monkeypatch.setattr("frontend.cli.http.check_engine_options", lambda *_: None)  # for fakes
     assert http_command(model=given) == 0
     (backend,) = served
     assert [name for model in backend.models for name in model.names] == names

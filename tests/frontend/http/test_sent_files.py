@@ -87,6 +87,7 @@ def test_a_model_of_sent_files_is_served_under_its_name_until_it_is_deleted(http
     assert http.request("DELETE", "/api/delete", json={"model": "poet"}).is_success
     served = []
     monkeypatch.setattr(server, "serve", lambda _settings, start: served.append(run(start())) or 0)
+    monkeypatch.setattr("frontend.cli.http.check_engine_options", lambda *_: None)  # for fakes
     assert http_command(model=["small"]) == 0
     listed = [name for each in served[0].models.with_presets() for name in each.names]
     assert sorted(listed) == ["mine", folder.name, "small", "twin"], "by the next server, too"
