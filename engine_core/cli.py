@@ -82,8 +82,8 @@ def serve(options: EngineOptions = _DEFAULTS) -> int:
 
 @app.command(show=False)
 def check(*, models: list[str] | None = None, options: EngineOptions = _DEFAULTS) -> int:
-    """Whether these options are accepted, and each model is a path or has a name that may be
-    fetched. Nothing is fetched or started."""
+    """Whether these options are accepted, and each of `models` is a path or has a name that may be
+    fetched. --model is not looked for. Nothing is fetched or started."""
     from engine_core.model_files.errors import ModelFilesError
     from engine_core.model_files.names import find_model
     from engine_core.options.checks import check_options
@@ -91,7 +91,7 @@ def check(*, models: list[str] | None = None, options: EngineOptions = _DEFAULTS
     check_options(options)
     options.scheduling.check()
     try:
-        for model in models or [options.model or "."]:
+        for model in models or ():
             find_model(model, "--model")
     except ModelFilesError as error:
         raise ConfigurationError(str(error)) from None

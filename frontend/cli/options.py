@@ -69,7 +69,7 @@ def check_engine_options(
     """Ask `program`, an `engine-core`, before anything is fetched or started.
     Raises UsageError: it refuses them, or knows no such model; in its words."""
     if options or models:
-        names = [f"--models={each}" for each in models or ["."]]
+        names = [f"--models={each}" for each in models]
         command = [*program, "check", *names, "--model", "NAME", *options]
         checked = subprocess.run(command, capture_output=True, text=True, check=False)
         if checked.returncode:

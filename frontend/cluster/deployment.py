@@ -241,7 +241,6 @@ def _check_models(models: list[ModelDeployment]) -> None:
 
 def _check_options(model: ModelDeployment) -> None:
     command = [sys.executable, "-m", "engine_core.cli", "check", *model.daemon_arguments()]
-    command += ["--models=."]  # not looked for: its files may be on other nodes
     checked = subprocess.run(command, capture_output=True, text=True, check=False)
     if checked.returncode:
         said = checked.stderr.strip().removeprefix("engine-core: ")
